@@ -1,0 +1,1 @@
+//! The programs of Tensora share this crate: arguments, reports and exit codes.

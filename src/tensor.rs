@@ -1,0 +1,80 @@
+//! What is known of a tensor before a byte of it is read.
+
+use serde::Serialize;
+use smallvec::SmallVec;
+
+use crate::dtype::Dtype;
+
+/// Dimensions of a tensor, outermost first; `[]` is a scalar.
+pub type Shape = SmallVec<[u64; 4]>;
+
+/// A run of bytes in one source.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+pub struct Extent {
+    /// Index into the checkpoint's sources.
+    pub source: u32,
+    /// First byte, from the start of the source.
+    pub offset: u64,
+    /// Length in bytes.
+    pub len: u64,
+}
+
+impl Extent {
+    /// One past the last byte. Validated metadata never overflows here.
+    pub fn end(&self) -> u64 {
+        self.offset + self.len
+    }
+}
+
+/// Name, type, shape and place of a tensor: what both layouts reduce to.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct TensorMeta {
+    /// The name, unique in its checkpoint.
+    pub name: Box<str>,
+    /// Element type.
+    pub dtype: Dtype,
+    /// Dimensions, outermost first.
+    pub shape: Shape,
+    /// Strides in elements where the stored bytes are not row-major contiguous (a transposed or
+    /// expanded view in a ServerlessLLM layout); `None` in the common, contiguous case.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub strides: Option<Box<[u64]>>,
+    /// The stored bytes, in order. One extent in the common case; empty for zero-size tensors.
+    pub extents: SmallVec<[Extent; 1]>,
+}
+
+impl TensorMeta {
+    /// Bytes of the tensor when contiguous: product of the shape times the element size.
+    pub fn nbytes(&self) -> u64 {
+        self.dtype
+            .nbytes(&self.shape)
+            .expect("shape and dtype were validated when the checkpoint was opened")
+    }
+
+    /// Bytes stored in the extents. Differs from [`nbytes`](Self::nbytes) only for expanded views.
+    pub fn stored_bytes(&self) -> u64 {
+        self.extents.iter().map(|extent| extent.len).sum()
+    }
+}
+
+/// Row-major strides of `shape`, in elements. Saturates on overflow, which only shapes of
+/// zero-size tensors can reach.
+pub fn contiguous_strides(shape: &[u64]) -> SmallVec<[u64; 4]> {
+    let mut strides: SmallVec<[u64; 4]> = SmallVec::from_elem(1, shape.len());
+    for axis in (1..shape.len()).rev() {
+        strides[axis - 1] = strides[axis].saturating_mul(shape[axis]);
+    }
+    strides
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn strides_are_row_major() {
+        assert_eq!(contiguous_strides(&[2, 3, 4]).as_slice(), [12, 4, 1]);
+        assert_eq!(contiguous_strides(&[5]).as_slice(), [1]);
+        assert!(contiguous_strides(&[]).is_empty());
+    }
+}
