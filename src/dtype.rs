@@ -115,9 +115,11 @@ impl Dtype {
     pub fn bytes_for(self, elements: u64) -> Option<u64> {
         let bits = elements.checked_mul(u64::from(self.bits()));
         match bits {
-            Some(bits) => (bits % 8 == 0).then_some(bits / 8),
+            Some(bits) => bits.is_multiple_of(8).then_some(bits / 8),
             // Sizes are counted in bytes, so 2^61 and more elements of one byte still fit.
-            None if self.bits() % 8 == 0 => elements.checked_mul(u64::from(self.bits() / 8)),
+            None if self.bits().is_multiple_of(8) => {
+                elements.checked_mul(u64::from(self.bits() / 8))
+            }
             None => None,
         }
     }
