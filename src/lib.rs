@@ -4,14 +4,19 @@
 mod dtype;
 mod engine;
 mod error;
+mod policy;
+mod schedule;
 mod tensor;
 
 pub mod plan;
+pub mod facts;
 pub mod storage;
 
 pub use dtype::Dtype;
 pub use engine::Engine;
 pub use error::{Error, ErrorKind, Result};
 pub use plan::{PlanOptions, ReadPlan, Selection, Slice, Split};
+pub use facts::Facts;
+pub use schedule::{AccessMode, Order, Schedule, Settings};
 pub use storage::BackendKind;
 pub use tensor::{Extent, Shape, TensorMeta, contiguous_strides};

@@ -1,8 +1,10 @@
 //! Where bytes come from, where they go, and who moves them.
 
 mod arena;
+pub(crate) mod job;
 pub(crate) mod kind;
 pub(crate) mod local;
+pub(crate) mod progress;
 pub(crate) mod region;
 pub(crate) mod source;
 
