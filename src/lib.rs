@@ -8,15 +8,15 @@ mod policy;
 mod schedule;
 mod tensor;
 
-pub mod plan;
 pub mod facts;
+pub mod plan;
 pub mod storage;
 
 pub use dtype::Dtype;
 pub use engine::Engine;
 pub use error::{Error, ErrorKind, Result};
-pub use plan::{PlanOptions, ReadPlan, Selection, Slice, Split};
 pub use facts::Facts;
+pub use plan::{PlanOptions, ReadPlan, Selection, Slice, Split};
 pub use schedule::{AccessMode, Order, Schedule, Settings};
 pub use storage::BackendKind;
 pub use tensor::{Extent, Shape, TensorMeta, contiguous_strides};

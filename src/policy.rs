@@ -6,7 +6,7 @@
 use serde::Serialize;
 
 use crate::error::{Error, Result};
-use crate::facts::Facts;
+use crate::facts::{Facts, IoUringAvailability};
 use crate::plan::ReadPlan;
 use crate::schedule::{AccessMode, Settings};
 use crate::storage::BackendKind;
@@ -103,7 +103,13 @@ pub fn shape(plan: &ReadPlan, facts: &Facts, access: AccessMode) -> PlanShape {
             }
         })
         .sum();
-    let used = || facts.sources.iter().zip(&plan.sources).filter(|(_, s)| s.len > 0);
+    let used = || {
+        facts
+            .sources
+            .iter()
+            .zip(&plan.sources)
+            .filter(|(_, s)| s.len > 0)
+    };
     PlanShape {
         read_bytes: figures.read_bytes,
         direct_bytes,
@@ -119,13 +125,20 @@ pub fn shape(plan: &ReadPlan, facts: &Facts, access: AccessMode) -> PlanShape {
 /// # Errors
 /// [`Unavailable`](crate::ErrorKind::Unavailable) when an explicitly chosen backend cannot run.
 /// `Default` never fails.
-pub fn decide(shape: &PlanShape, facts: &Facts, settings: &Settings, preset: &Preset) -> Result<Decision> {
+pub fn decide(
+    shape: &PlanShape,
+    facts: &Facts,
+    settings: &Settings,
+    preset: &Preset,
+) -> Result<Decision> {
     let (backend, reason) = match settings.backend {
         BackendKind::Default => choose(shape, facts, preset),
-        BackendKind::IoUring => match facts.io_uring.reason() {
-            Some(reason) => return Err(Error::unavailable(BackendKind::IoUring, reason.clone())),
-            None => (BackendKind::IoUring, "chosen by the caller".to_owned()),
-        },
+        BackendKind::IoUring => {
+            if let IoUringAvailability::Unavailable(reason) = &facts.io_uring {
+                return Err(Error::unavailable(BackendKind::IoUring, reason.clone()));
+            }
+            (BackendKind::IoUring, "chosen by the caller".to_owned())
+        }
         explicit => (explicit, "chosen by the caller".to_owned()),
     };
     let cores = facts.cores.max(1);
@@ -139,12 +152,13 @@ pub fn decide(shape: &PlanShape, facts: &Facts, settings: &Settings, preset: &Pr
     } else {
         cores
     };
-    let rings = if shape.read_bytes <= preset.small_bytes || shape.direct_bytes * 2 > shape.read_bytes {
-        1
-    } else {
-        // One ring copies resident pages on one core.
-        cores
-    };
+    let rings =
+        if shape.read_bytes <= preset.small_bytes || shape.direct_bytes * 2 > shape.read_bytes {
+            1
+        } else {
+            // One ring copies resident pages on one core.
+            cores
+        };
     let workers = settings.workers.unwrap_or(match backend {
         BackendKind::IoUring => rings,
         _ => threads,
@@ -166,14 +180,20 @@ pub fn decide(shape: &PlanShape, facts: &Facts, settings: &Settings, preset: &Pr
 fn choose(shape: &PlanShape, facts: &Facts, preset: &Preset) -> (BackendKind, String) {
     let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
     if !shape.local {
-        return (BackendKind::Sync, "the sources are not local files, so threads read them".to_owned());
+        return (
+            BackendKind::Sync,
+            "the sources are not local files, so threads read them".to_owned(),
+        );
     }
     if shape.network {
         let reason = "a network file system is fastest with many large reads by threads".to_owned();
         return (BackendKind::Sync, reason);
     }
     if shape.read_bytes <= preset.small_bytes {
-        let reason = format!("{:.1} MiB are read before a second worker would start", mib(shape.read_bytes));
+        let reason = format!(
+            "{:.1} MiB are read before a second worker would start",
+            mib(shape.read_bytes)
+        );
         return (BackendKind::Sync, reason);
     }
     if shape.direct_bytes < preset.uring_bytes {
@@ -185,43 +205,88 @@ fn choose(shape: &PlanShape, facts: &Facts, preset: &Preset) -> (BackendKind, St
         return (BackendKind::Sync, reason);
     }
     let absent = format!("{:.1} MiB come from the disk", mib(shape.direct_bytes));
-    match facts.io_uring.reason() {
-        None => (BackendKind::IoUring, format!("{absent}, and a ring keeps it busy with the least CPU time")),
-        Some(reason) => (BackendKind::Sync, format!("{absent}, and io_uring is unavailable: {reason}")),
+    match &facts.io_uring {
+        IoUringAvailability::Available(_) => {
+            let reason = format!("{absent}, and a ring keeps it busy with the least CPU time");
+            (BackendKind::IoUring, reason)
+        }
+        IoUringAvailability::Unavailable(reason) => (
+            BackendKind::Sync,
+            format!("{absent}, and io_uring is unavailable: {reason}"),
+        ),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::facts::IoUringAvailability;
+    use crate::facts::IoUringFacts;
     use crate::storage::UnavailableReason;
 
     const GIB: u64 = 1 << 30;
 
     fn cold() -> PlanShape {
-        PlanShape { read_bytes: 4 * GIB, direct_bytes: 4 * GIB, files: 8, ranges: 8, local: true, network: false }
+        PlanShape {
+            read_bytes: 4 * GIB,
+            direct_bytes: 4 * GIB,
+            files: 8,
+            ranges: 8,
+            local: true,
+            network: false,
+        }
     }
 
     fn with_uring() -> Facts {
-        Facts { io_uring: IoUringAvailability::available_for_tests(), ..Facts::neutral(8) }
+        let features = IoUringFacts {
+            coop_taskrun: true,
+            single_issuer: true,
+            defer_taskrun: true,
+        };
+        Facts {
+            io_uring: IoUringAvailability::Available(features),
+            ..Facts::neutral(8)
+        }
     }
 
     fn without_uring() -> Facts {
         let reason = UnavailableReason::PermissionDenied { sysctl: None };
-        Facts { io_uring: IoUringAvailability::Unavailable(reason), ..Facts::neutral(8) }
+        Facts {
+            io_uring: IoUringAvailability::Unavailable(reason),
+            ..Facts::neutral(8)
+        }
     }
 
     #[test]
     fn the_table_of_choices() {
         use BackendKind::{IoUring, Sync};
-        let warm = PlanShape { direct_bytes: 0, ..cold() };
-        let half = PlanShape { direct_bytes: 2 * GIB, ..cold() };
-        let tiny = PlanShape { read_bytes: 1000, direct_bytes: 1000, ..cold() };
-        let nfs = PlanShape { network: true, ..cold() };
-        let memory = PlanShape { local: false, ..warm };
+        let warm = PlanShape {
+            direct_bytes: 0,
+            ..cold()
+        };
+        let half = PlanShape {
+            direct_bytes: 2 * GIB,
+            ..cold()
+        };
+        let tiny = PlanShape {
+            read_bytes: 1000,
+            direct_bytes: 1000,
+            ..cold()
+        };
+        let nfs = PlanShape {
+            network: true,
+            ..cold()
+        };
+        let memory = PlanShape {
+            local: false,
+            ..warm
+        };
         for (shape, facts, expected, because) in [
-            (cold(), with_uring(), IoUring, "4096.0 MiB come from the disk"),
+            (
+                cold(),
+                with_uring(),
+                IoUring,
+                "4096.0 MiB come from the disk",
+            ),
             (half, with_uring(), IoUring, "2048.0 MiB come from the disk"),
             (cold(), without_uring(), Sync, "permission denied"),
             (warm, with_uring(), Sync, "page cache"),
@@ -229,7 +294,8 @@ mod tests {
             (nfs, with_uring(), Sync, "network"),
             (memory, with_uring(), Sync, "not local"),
         ] {
-            let decision = decide(&shape, &facts, &Settings::default(), &Preset::default()).unwrap();
+            let decision =
+                decide(&shape, &facts, &Settings::default(), &Preset::default()).unwrap();
             assert_eq!(decision.backend, expected, "{shape:?}");
             assert!(decision.reason.contains(because), "{}", decision.reason);
         }
@@ -237,12 +303,26 @@ mod tests {
 
     #[test]
     fn an_explicit_backend_is_taken_or_refused_but_never_replaced() {
-        let explicit = |backend| Settings { backend, ..Settings::default() };
+        let explicit = |backend| Settings {
+            backend,
+            ..Settings::default()
+        };
         for backend in BackendKind::CONCRETE {
-            let decision = decide(&cold(), &with_uring(), &explicit(backend), &Preset::default()).unwrap();
+            let decision = decide(
+                &cold(),
+                &with_uring(),
+                &explicit(backend),
+                &Preset::default(),
+            )
+            .unwrap();
             assert_eq!(decision.backend, backend);
         }
-        let refused = decide(&cold(), &without_uring(), &explicit(BackendKind::IoUring), &Preset::default());
+        let refused = decide(
+            &cold(),
+            &without_uring(),
+            &explicit(BackendKind::IoUring),
+            &Preset::default(),
+        );
         assert_eq!(refused.unwrap_err().kind(), crate::ErrorKind::Unavailable);
     }
 
@@ -257,6 +337,9 @@ mod tests {
         };
         let decision = decide(&cold(), &with_uring(), &settings, &Preset::default()).unwrap();
         assert_eq!((decision.workers, decision.queue_depth), (3, 5));
-        assert_eq!((decision.buffered_chunk, decision.direct_chunk), (1 << 16, 1 << 16));
+        assert_eq!(
+            (decision.buffered_chunk, decision.direct_chunk),
+            (1 << 16, 1 << 16)
+        );
     }
 }

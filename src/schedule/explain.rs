@@ -56,7 +56,10 @@ pub(super) fn explain(schedule: &Schedule, needed_bytes: u64) -> ScheduleExplana
         if request.access == Access::Direct {
             out.direct_bytes += request.len;
         }
-        if matches!(schedule.regions[request.region as usize].origin, Origin::File { .. }) {
+        if matches!(
+            schedule.regions[request.region as usize].origin,
+            Origin::File { .. }
+        ) {
             out.mapped_bytes += request.len;
         }
         if let LandingSpec::Staged { copies } = &request.landing {
@@ -87,7 +90,11 @@ impl fmt::Display for ScheduleExplanation {
         writeln!(
             f,
             "bytes      {} needed, {} read ({} direct, {} mapped, {} staged)",
-            self.needed_bytes, self.read_bytes, self.direct_bytes, self.mapped_bytes, self.staged_bytes,
+            self.needed_bytes,
+            self.read_bytes,
+            self.direct_bytes,
+            self.mapped_bytes,
+            self.staged_bytes,
         )?;
         write!(
             f,

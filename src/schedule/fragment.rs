@@ -30,7 +30,11 @@ impl Fragment {
 /// Fragments of `piece`, ascending. Rows stay together while their extent is at most `chunk`
 /// bytes, unless `by_row`; rows longer than a chunk are cut where the file offset is a multiple of
 /// the chunk, so that direct reads stay aligned.
-pub(super) fn fragments(piece: &Piece, chunk: u64, by_row: bool) -> impl Iterator<Item = Fragment> + '_ {
+pub(super) fn fragments(
+    piece: &Piece,
+    chunk: u64,
+    by_row: bool,
+) -> impl Iterator<Item = Fragment> + '_ {
     let rows_at_once = if by_row || piece.run > chunk {
         1
     } else {
@@ -48,8 +52,14 @@ pub(super) fn fragments(piece: &Piece, chunk: u64, by_row: bool) -> impl Iterato
             let from = start + within;
             let to = ((from / chunk + 1) * chunk).min(start + piece.run);
             let run = to - from;
-            let fragment =
-                Fragment { tensor: piece.tensor, offset: from, run, count: 1, stride: run, dest: dest + within };
+            let fragment = Fragment {
+                tensor: piece.tensor,
+                offset: from,
+                run,
+                count: 1,
+                stride: run,
+                dest: dest + within,
+            };
             within += run;
             if within == piece.run {
                 within = 0;
@@ -60,7 +70,14 @@ pub(super) fn fragments(piece: &Piece, chunk: u64, by_row: bool) -> impl Iterato
         let count = rows_at_once.min(piece.count - row);
         row += count;
         let stride = if count == 1 { piece.run } else { piece.stride };
-        Some(Fragment { tensor: piece.tensor, offset: start, run: piece.run, count, stride, dest })
+        Some(Fragment {
+            tensor: piece.tensor,
+            offset: start,
+            run: piece.run,
+            count,
+            stride,
+            dest,
+        })
     })
 }
 

@@ -8,7 +8,8 @@ use crate::plan::{Piece, ReadPlan, SpanKind};
 use crate::policy::{self, Decision, Preset};
 use crate::schedule::fragment::{Fragment, fragments};
 use crate::schedule::{
-    AccessMode, CopySpec, LandingSpec, Order, Origin, Place, RegionSpec, Request, Schedule, Settings,
+    AccessMode, CopySpec, LandingSpec, Order, Origin, Place, RegionSpec, Request, Schedule,
+    Settings,
 };
 use crate::storage::region::SlotSpec;
 use crate::storage::{Access, BackendKind, PAGE};
@@ -38,9 +39,18 @@ const PACK_ALIGN: u64 = 64;
 /// Pages of a mapping are brought in by steps of this many bytes, so that a cancel is soon seen.
 const MAPPED_CHUNK: u64 = 16 << 20;
 
-pub(super) fn lower(plan: &ReadPlan, facts: &Facts, settings: &Settings, preset: &Preset) -> Result<Schedule> {
+pub(super) fn lower(
+    plan: &ReadPlan,
+    facts: &Facts,
+    settings: &Settings,
+    preset: &Preset,
+) -> Result<Schedule> {
     settings.check()?;
-    let access = if settings.backend == BackendKind::Mmap { AccessMode::Buffered } else { settings.access };
+    let access = if settings.backend == BackendKind::Mmap {
+        AccessMode::Buffered
+    } else {
+        settings.access
+    };
     let shape = policy::shape(plan, facts, access);
     let decision = policy::decide(&shape, facts, settings, preset)?;
     let mut lowering = Lowering {
@@ -48,10 +58,14 @@ pub(super) fn lower(plan: &ReadPlan, facts: &Facts, settings: &Settings, preset:
         facts,
         settings,
         access,
-        absent: facts.sources.iter().map(|source| source.residency.absorb_islands(preset.island_bytes)).collect(),
-        cap: settings
-            .budget
-            .map_or(REGION_BYTES, |budget| (budget / BUDGET_PARTS).clamp(SMALLEST_BUDGET_REGION, REGION_BYTES)),
+        absent: facts
+            .sources
+            .iter()
+            .map(|source| source.residency.absorb_islands(preset.island_bytes))
+            .collect(),
+        cap: settings.budget.map_or(REGION_BYTES, |budget| {
+            (budget / BUDGET_PARTS).clamp(SMALLEST_BUDGET_REGION, REGION_BYTES)
+        }),
         decision,
         regions: Vec::new(),
         requests: Vec::new(),
@@ -122,16 +136,26 @@ impl Lowering<'_> {
                 } else {
                     Form::Packed
                 };
-                units.push(Unit { pieces: at..at + 1, form });
+                units.push(Unit {
+                    pieces: at..at + 1,
+                    form,
+                });
             }
             return (pieces, units);
         }
         let pieces = self.plan.pieces.clone();
-        let smallest_in_place = if self.plan.spans.len() <= FEW_SPANS { 0 } else { SMALL_SPAN };
+        let smallest_in_place = if self.plan.spans.len() <= FEW_SPANS {
+            0
+        } else {
+            SMALL_SPAN
+        };
         for span in &self.plan.spans {
             let range = span.pieces.start as usize..span.pieces.end as usize;
             match span.kind {
-                SpanKind::Rows => units.push(Unit { pieces: range, form: Form::Rows }),
+                SpanKind::Rows => units.push(Unit {
+                    pieces: range,
+                    form: Form::Rows,
+                }),
                 SpanKind::Dense => self.split_dense(&pieces, range, smallest_in_place, &mut units),
             }
         }
@@ -140,7 +164,13 @@ impl Lowering<'_> {
 
     /// Cuts a dense span where its pieces change form, and in-place stretches between tensors
     /// where they would outgrow a region.
-    fn split_dense(&self, pieces: &[Piece], range: Range<usize>, smallest: u64, units: &mut Vec<Unit>) {
+    fn split_dense(
+        &self,
+        pieces: &[Piece],
+        range: Range<usize>,
+        smallest: u64,
+        units: &mut Vec<Unit>,
+    ) {
         let mut start = range.start;
         while start < range.end {
             let in_place = self.fits_in_place(&pieces[start]);
@@ -157,8 +187,15 @@ impl Lowering<'_> {
                 covered = piece_end;
                 end += 1;
             }
-            let form = if in_place && covered - first >= smallest { Form::InPlace } else { Form::Packed };
-            units.push(Unit { pieces: start..end, form });
+            let form = if in_place && covered - first >= smallest {
+                Form::InPlace
+            } else {
+                Form::Packed
+            };
+            units.push(Unit {
+                pieces: start..end,
+                form,
+            });
             start = end;
         }
     }
@@ -166,7 +203,10 @@ impl Lowering<'_> {
     /// Whether the piece is a whole tensor that may live where its bytes lie in the file.
     fn fits_in_place(&self, piece: &Piece) -> bool {
         let tensor = &self.plan.tensors[piece.tensor as usize];
-        let align = tensor.dtype.alignment().max(self.settings.align.unwrap_or(1));
+        let align = tensor
+            .dtype
+            .alignment()
+            .max(self.settings.align.unwrap_or(1));
         piece.count == 1
             && piece.run == tensor.stored_bytes
             && tensor.gather.is_none()
@@ -184,11 +224,19 @@ impl Lowering<'_> {
     fn add_in_place(&mut self, pieces: &[Piece]) {
         let source = pieces[0].source;
         let start = pieces[0].offset;
-        let end = pieces.iter().map(|piece| piece.offset + piece.run).max().unwrap_or(start);
+        let end = pieces
+            .iter()
+            .map(|piece| piece.offset + piece.run)
+            .max()
+            .unwrap_or(start);
         let into_page = start % PAGE_BYTES;
-        let mapped = self.decision.backend == BackendKind::Mmap && self.facts.sources[source as usize].local;
+        let mapped =
+            self.decision.backend == BackendKind::Mmap && self.facts.sources[source as usize].local;
         let (region, at) = if mapped {
-            let origin = Origin::File { source, offset: start - into_page };
+            let origin = Origin::File {
+                source,
+                offset: start - into_page,
+            };
             (self.new_region(origin), into_page)
         } else {
             let pages = (into_page + end - start).next_multiple_of(PAGE_BYTES);
@@ -205,23 +253,40 @@ impl Lowering<'_> {
                 let slot = spec.slots.last_mut().expect("an earlier piece made a slot");
                 slot.bytes.end = slot.bytes.end.max(bytes.end as usize);
                 slot.tenants += 1;
-                spec.tenants.last_mut().expect("one entry for each slot").push(piece.tensor);
+                spec.tenants
+                    .last_mut()
+                    .expect("one entry for each slot")
+                    .push(piece.tensor);
             } else {
-                spec.slots.push(SlotSpec { bytes: bytes.start as usize..bytes.end as usize, tenants: 1 });
+                spec.slots.push(SlotSpec {
+                    bytes: bytes.start as usize..bytes.end as usize,
+                    tenants: 1,
+                });
                 spec.tenants.push(smallvec::smallvec![piece.tensor]);
             }
             covered = covered.max(piece.offset + piece.run);
             let slot = (spec.slots.len() - 1) as u32;
-            self.places[piece.tensor as usize] = Some(Place { region, slot, offset: bytes.start });
+            self.places[piece.tensor as usize] = Some(Place {
+                region,
+                slot,
+                offset: bytes.start,
+            });
         }
         let len = at + end - start;
-        spec.len = if mapped { len } else { len.next_multiple_of(PAGE_BYTES) };
+        spec.len = if mapped {
+            len
+        } else {
+            len.next_multiple_of(PAGE_BYTES)
+        };
 
         for (segment, access) in self.segments(source, start..end) {
             let (chunk, unit) = match access {
                 _ if mapped => (MAPPED_CHUNK, 1),
                 Access::Buffered => (self.decision.buffered_chunk, 1),
-                Access::Direct => (self.decision.direct_chunk, self.direct_unit(source).unwrap_or(1)),
+                Access::Direct => (
+                    self.decision.direct_chunk,
+                    self.direct_unit(source).unwrap_or(1),
+                ),
             };
             // Cut at multiples of the chunk, so that direct reads stay aligned.
             let chunk = chunk.next_multiple_of(unit);
@@ -235,7 +300,9 @@ impl Lowering<'_> {
                     needed: to - from,
                     access,
                     region,
-                    landing: LandingSpec::InPlace { at: at + from - start },
+                    landing: LandingSpec::InPlace {
+                        at: at + from - start,
+                    },
                 });
                 from = to.next_multiple_of(unit);
             }
@@ -309,7 +376,9 @@ impl Lowering<'_> {
             needed: fragment.run,
             access: Access::Buffered,
             region: place.region,
-            landing: LandingSpec::InPlace { at: place.offset + fragment.dest },
+            landing: LandingSpec::InPlace {
+                at: place.offset + fragment.dest,
+            },
         });
     }
 
@@ -342,19 +411,30 @@ impl Lowering<'_> {
             return place;
         }
         let planned = &self.plan.tensors[tensor as usize];
-        let align = planned.dtype.alignment().max(self.settings.align.unwrap_or(1)).max(PACK_ALIGN);
+        let align = planned
+            .dtype
+            .alignment()
+            .max(self.settings.align.unwrap_or(1))
+            .max(PACK_ALIGN);
         let region = self.region_with_room(self.packed_region, planned.stored_bytes + align);
         self.packed_region = Some(region);
         let spec = &mut self.regions[region as usize];
         let offset = spec.len.next_multiple_of(align);
         let end = offset + planned.stored_bytes;
-        spec.slots.push(SlotSpec { bytes: offset as usize..end as usize, tenants: 1 });
+        spec.slots.push(SlotSpec {
+            bytes: offset as usize..end as usize,
+            tenants: 1,
+        });
         spec.tenants.push(smallvec::smallvec![tensor]);
         spec.len = end;
         if planned.gather.is_some() {
             spec.charge += planned.nbytes;
         }
-        let place = Place { region, slot: (spec.slots.len() - 1) as u32, offset };
+        let place = Place {
+            region,
+            slot: (spec.slots.len() - 1) as u32,
+            offset,
+        };
         self.places[tensor as usize] = Some(place);
         place
     }
@@ -367,7 +447,13 @@ impl Lowering<'_> {
     }
 
     fn new_region(&mut self, origin: Origin) -> u32 {
-        self.regions.push(RegionSpec { len: 0, origin, slots: Vec::new(), tenants: Vec::new(), charge: 0 });
+        self.regions.push(RegionSpec {
+            len: 0,
+            origin,
+            slots: Vec::new(),
+            tenants: Vec::new(),
+            charge: 0,
+        });
         (self.regions.len() - 1) as u32
     }
 
@@ -388,7 +474,16 @@ impl Lowering<'_> {
             AccessMode::Auto => self.absent[source as usize]
                 .split(range)
                 .into_iter()
-                .map(|(part, resident)| (part, if resident { Access::Buffered } else { Access::Direct }))
+                .map(|(part, resident)| {
+                    (
+                        part,
+                        if resident {
+                            Access::Buffered
+                        } else {
+                            Access::Direct
+                        },
+                    )
+                })
                 .collect(),
         }
     }
@@ -402,12 +497,20 @@ impl Lowering<'_> {
             AccessMode::Direct => true,
             AccessMode::Auto => self.absent[source as usize].resident_bytes(range) < len,
         };
-        if direct { Access::Direct } else { Access::Buffered }
+        if direct {
+            Access::Direct
+        } else {
+            Access::Buffered
+        }
     }
 
     fn fragment_chunk(&self, source: u32) -> u64 {
         let direct = self.access != AccessMode::Buffered && self.direct_unit(source).is_some();
-        if direct { self.decision.direct_chunk } else { self.decision.buffered_chunk }
+        if direct {
+            self.decision.direct_chunk
+        } else {
+            self.decision.buffered_chunk
+        }
     }
 
     fn finish(mut self) -> Schedule {
@@ -429,7 +532,12 @@ impl Lowering<'_> {
             requests: self.requests,
             copies: self.copies,
             places: self.places,
-            stored: self.plan.tensors.iter().map(|tensor| tensor.stored_bytes).collect(),
+            stored: self
+                .plan
+                .tensors
+                .iter()
+                .map(|tensor| tensor.stored_bytes)
+                .collect(),
             staging_bytes,
             budget: self.settings.budget,
             order: self.settings.order,

@@ -60,19 +60,35 @@ impl Settings {
     pub(crate) fn check(&self) -> Result<()> {
         let bad = |what: String| Err(Error::new(ErrorKind::InvalidArgument, what));
         if self.workers == Some(0) || self.workers.is_some_and(|n| n > 1024) {
-            return bad(format!("workers must be 1 to 1024, not {}", self.workers.unwrap_or(0)));
+            return bad(format!(
+                "workers must be 1 to 1024, not {}",
+                self.workers.unwrap_or(0)
+            ));
         }
         if self.queue_depth == Some(0) || self.queue_depth.is_some_and(|n| n > 4096) {
-            return bad(format!("queue depth must be 1 to 4096, not {}", self.queue_depth.unwrap_or(0)));
+            return bad(format!(
+                "queue depth must be 1 to 4096, not {}",
+                self.queue_depth.unwrap_or(0)
+            ));
         }
-        if let Some(chunk) = self.chunk_bytes.filter(|chunk| !Self::CHUNK_RANGE.contains(chunk)) {
-            return bad(format!("chunk must be 4096 bytes to 1 GiB, not {chunk} bytes"));
+        if let Some(chunk) = self
+            .chunk_bytes
+            .filter(|chunk| !Self::CHUNK_RANGE.contains(chunk))
+        {
+            return bad(format!(
+                "chunk must be 4096 bytes to 1 GiB, not {chunk} bytes"
+            ));
         }
         if self.budget == Some(0) {
             return bad("a budget of 0 bytes lets nothing through".to_owned());
         }
-        if let Some(align) = self.align.filter(|align| !align.is_power_of_two() || *align > 4096) {
-            return bad(format!("alignment must be a power of two of at most 4096, not {align}"));
+        if let Some(align) = self
+            .align
+            .filter(|align| !align.is_power_of_two() || *align > 4096)
+        {
+            return bad(format!(
+                "alignment must be a power of two of at most 4096, not {align}"
+            ));
         }
         Ok(())
     }

@@ -59,7 +59,10 @@ impl Flight {
     /// The bytes still to be read, and where they start in the source.
     pub(crate) fn rest(&mut self, request: &Request) -> (u64, &mut [u8]) {
         let filled = self.progress.filled;
-        (request.offset + filled, &mut self.landing.bytes()[filled as usize..])
+        (
+            request.offset + filled,
+            &mut self.landing.bytes()[filled as usize..],
+        )
     }
 }
 
@@ -103,11 +106,19 @@ struct Cursor {
 }
 
 impl Job {
-    pub(crate) fn new(schedule: Schedule, sources: Vec<Arc<dyn Source>>, sink: Box<dyn Sink>) -> Self {
+    pub(crate) fn new(
+        schedule: Schedule,
+        sources: Vec<Arc<dyn Source>>,
+        sink: Box<dyn Sink>,
+    ) -> Self {
         Self {
             cursor: Mutex::default(),
             regions: schedule.regions.iter().map(|_| OnceLock::new()).collect(),
-            lacking: schedule.stored.iter().map(|&bytes| AtomicU64::new(bytes)).collect(),
+            lacking: schedule
+                .stored
+                .iter()
+                .map(|&bytes| AtomicU64::new(bytes))
+                .collect(),
             refused: sources.iter().map(|_| AtomicBool::new(false)).collect(),
             staging: Mutex::default(),
             counters: Counters::default(),
@@ -139,7 +150,11 @@ impl Job {
 
     /// Reads handed out and not yet handed back, over all regions.
     pub(crate) fn in_flight(&self) -> usize {
-        self.regions.iter().filter_map(OnceLock::get).map(|region| region.in_flight()).sum()
+        self.regions
+            .iter()
+            .filter_map(OnceLock::get)
+            .map(|region| region.in_flight())
+            .sum()
     }
 
     /// The next request to start. Never blocks on the budget.
@@ -172,7 +187,11 @@ impl Job {
     pub(crate) fn start(&self, id: u32) -> Result<Flight> {
         let request = self.request(id);
         let refused = self.refused[request.source as usize].load(Ordering::Relaxed);
-        let access = if refused { Access::Buffered } else { request.access };
+        let access = if refused {
+            Access::Buffered
+        } else {
+            request.access
+        };
         let landing = match &request.landing {
             LandingSpec::InPlace { at } => {
                 let range = *at as usize..(*at + request.len) as usize;
@@ -186,7 +205,11 @@ impl Job {
                 unsafe { buffer.landing(0..request.len as usize) }
             }
         };
-        Ok(Flight { request: id, progress: Progress::new(access), landing })
+        Ok(Flight {
+            request: id,
+            progress: Progress::new(access),
+            landing,
+        })
     }
 
     /// Takes the answer to one read of `flight` and says whether to go on with it. Failures go to
@@ -240,7 +263,10 @@ impl Job {
                     scatter(copy, flight.landing.bytes(), region);
                 }
                 let buffer = flight.landing.into_region();
-                self.staging.lock().unwrap_or_else(PoisonError::into_inner).push(buffer);
+                self.staging
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .push(buffer);
                 for copy in copies {
                     Counters::add(&self.counters.staged_bytes, copy.run * copy.count);
                     self.arrived(copy.tensor, copy.run * copy.count);
@@ -252,8 +278,11 @@ impl Job {
     /// Brings a claimed request of a file mapping into memory.
     pub(crate) fn populate(&self, id: u32) -> io::Result<()> {
         let request = self.request(id);
-        let LandingSpec::InPlace { at } = request.landing else { return Ok(()) };
-        self.region(request.region).populate(at as usize..(at + request.len) as usize)
+        let LandingSpec::InPlace { at } = request.landing else {
+            return Ok(());
+        };
+        self.region(request.region)
+            .populate(at as usize..(at + request.len) as usize)
     }
 
     /// Takes back a claimed request of a file mapping that was populated.
@@ -267,14 +296,22 @@ impl Job {
 
     /// Whether request `id` is a part of a file mapping.
     pub(crate) fn is_mapped(&self, id: u32) -> bool {
-        matches!(self.schedule.regions[self.request(id).region as usize].origin, Origin::File { .. })
+        matches!(
+            self.schedule.regions[self.request(id).region as usize].origin,
+            Origin::File { .. }
+        )
     }
 
     /// Ends the load: the source of request `id` ends at `end`.
     pub(crate) fn fail_short(&self, id: u32, end: u64) {
         let request = self.request(id);
-        let error = crate::storage::source::truncated(&**self.source(id), request.offset + request.needed, end);
-        self.sink.fail(error.tensor(self.sink.name(self.tensor_at(request, end))));
+        let error = crate::storage::source::truncated(
+            &**self.source(id),
+            request.offset + request.needed,
+            end,
+        );
+        self.sink
+            .fail(error.tensor(self.sink.name(self.tensor_at(request, end))));
     }
 
     /// Ends the load: request `id` cannot be read.
@@ -283,48 +320,71 @@ impl Job {
         let path = self.source(id).path();
         let replaced = error.get_ref().is_some_and(|inner| inner.is::<Replaced>());
         let error = if replaced {
-            Error::new(ErrorKind::SourceChanged, "another file has taken its place during the load")
-                .at(path)
-                .help("load again when nothing writes to it")
+            Error::new(
+                ErrorKind::SourceChanged,
+                "another file has taken its place during the load",
+            )
+            .at(path)
+            .help("load again when nothing writes to it")
         } else {
-            let range = format!("read bytes {}..{} of", request.offset, request.offset + request.needed);
+            let range = format!(
+                "read bytes {}..{} of",
+                request.offset,
+                request.offset + request.needed
+            );
             Error::io(&range, path, error)
         };
-        self.sink.fail(error.tensor(self.sink.name(self.tensor_at(request, request.offset))));
+        self.sink
+            .fail(error.tensor(self.sink.name(self.tensor_at(request, request.offset))));
     }
 
     fn region(&self, region: u32) -> &Arc<Region> {
-        self.regions[region as usize].get().expect("requests are claimed after their region is admitted")
+        self.regions[region as usize]
+            .get()
+            .expect("requests are claimed after their region is admitted")
     }
 
     fn allocate(&self, index: usize) -> Result<()> {
         let spec = &self.schedule.regions[index];
         let len = usize::try_from(spec.len).map_err(|_| no_memory(spec.len))?;
         let region = match spec.origin {
-            Origin::Arena => {
-                Region::arena(len, &spec.slots).map_err(|error| no_memory(spec.len).because(error))?
-            }
+            Origin::Arena => Region::arena(len, &spec.slots)
+                .map_err(|error| no_memory(spec.len).because(error))?,
             Origin::File { source, offset } => {
                 let source = &self.sources[source as usize];
                 let map = || -> io::Result<_> {
-                    let file = source.local().ok_or(io::ErrorKind::Unsupported)?.descriptor(Access::Buffered)?;
+                    let file = source
+                        .local()
+                        .ok_or(io::ErrorKind::Unsupported)?
+                        .descriptor(Access::Buffered)?;
                     // Size first: touching a page past the end of the file is a signal, not an error.
                     let now = file.metadata()?.len();
                     Ok((now, Region::map_file(&file, offset, len, &spec.slots)?))
                 };
-                let (now, region) = map().map_err(|error| Error::io("map", source.path(), error))?;
+                let (now, region) =
+                    map().map_err(|error| Error::io("map", source.path(), error))?;
                 if now < offset + spec.len {
-                    return Err(crate::storage::source::truncated(&**source, offset + spec.len, now));
+                    return Err(crate::storage::source::truncated(
+                        &**source,
+                        offset + spec.len,
+                        now,
+                    ));
                 }
                 region
             }
         };
-        self.regions[index].set(region).expect("the cursor admits each region once");
+        self.regions[index]
+            .set(region)
+            .expect("the cursor admits each region once");
         Ok(())
     }
 
     fn staging_buffer(&self) -> Result<Arc<Region>> {
-        let at_rest = self.staging.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let at_rest = self
+            .staging
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .pop();
         match at_rest {
             Some(buffer) => Ok(buffer),
             None => {
@@ -337,7 +397,9 @@ impl Job {
     /// Credits `range` of a region to the tensors that lie in it.
     fn account(&self, region: u32, range: Range<u64>) {
         let spec = &self.schedule.regions[region as usize];
-        let first = spec.slots.partition_point(|slot| slot.bytes.end as u64 <= range.start);
+        let first = spec
+            .slots
+            .partition_point(|slot| slot.bytes.end as u64 <= range.start);
         for (slot, tenants) in spec.slots[first..].iter().zip(&spec.tenants[first..]) {
             if slot.bytes.start as u64 >= range.end {
                 break;
@@ -361,7 +423,8 @@ impl Job {
             return;
         }
         let place = self.schedule.places[tensor as usize].expect("tensors with bytes have places");
-        let range = place.offset as usize..(place.offset + self.schedule.stored[tensor as usize]) as usize;
+        let range =
+            place.offset as usize..(place.offset + self.schedule.stored[tensor as usize]) as usize;
         // SAFETY: nothing is lacking, so all writing to the tensor's bytes has ended, and the
         // counter made it visible; a count reaches zero once.
         let tenancy = unsafe { self.region(place.region).move_in(place.slot, range) };
@@ -382,7 +445,10 @@ impl Job {
             LandingSpec::InPlace { at } => {
                 let spec = &self.schedule.regions[request.region as usize];
                 let at = (at + offset.saturating_sub(request.offset)) as usize;
-                let slot = spec.slots.partition_point(|slot| slot.bytes.end <= at).min(spec.slots.len() - 1);
+                let slot = spec
+                    .slots
+                    .partition_point(|slot| slot.bytes.end <= at)
+                    .min(spec.slots.len() - 1);
                 spec.tenants[slot][0]
             }
         }
@@ -402,6 +468,9 @@ fn scatter(copy: &CopySpec, from: &[u8], region: &Arc<Region>) {
 }
 
 fn no_memory(bytes: u64) -> Error {
-    Error::new(ErrorKind::Io, format!("cannot reserve {bytes} bytes of memory"))
-        .help("stream with a smaller budget, or select fewer tensors")
+    Error::new(
+        ErrorKind::Io,
+        format!("cannot reserve {bytes} bytes of memory"),
+    )
+    .help("stream with a smaller budget, or select fewer tensors")
 }

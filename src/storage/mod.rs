@@ -1,6 +1,8 @@
 //! Where bytes come from, where they go, and who moves them.
 
 mod arena;
+pub(crate) mod backends;
+mod fault;
 pub(crate) mod job;
 pub(crate) mod kind;
 pub(crate) mod local;
@@ -8,6 +10,7 @@ pub(crate) mod progress;
 pub(crate) mod region;
 pub(crate) mod source;
 
+pub use fault::{Fault, FaultSource};
 pub use kind::{BackendKind, UnavailableReason, UnknownBackend};
 pub use local::{Access, DescriptorCache, LocalFile};
 pub use source::{Identity, MemorySource, Source, read_exact_at};

@@ -84,11 +84,17 @@ impl Progress {
 /// Whether an error means "not with O_DIRECT": tmpfs refuses to open, overlays and some disks
 /// refuse at the first read.
 fn refuses_direct(error: &io::Error) -> bool {
-    if matches!(error.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported) {
+    if matches!(
+        error.kind(),
+        io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported
+    ) {
         return true;
     }
     #[cfg(unix)]
-    return matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP | libc::ENOSYS));
+    return matches!(
+        error.raw_os_error(),
+        Some(libc::EINVAL | libc::EOPNOTSUPP | libc::ENOSYS)
+    );
     #[cfg(not(unix))]
     false
 }
@@ -142,8 +148,14 @@ mod tests {
         let request = request(4096, 4096);
         let invalid = || Err(io::Error::from_raw_os_error(22));
         let mut progress = Progress::new(Access::Direct);
-        assert!(matches!(progress.advance(&request, invalid()), Step::Refused));
-        assert!(matches!(progress.advance(&request, invalid()), Step::Failed(_)));
+        assert!(matches!(
+            progress.advance(&request, invalid()),
+            Step::Refused
+        ));
+        assert!(matches!(
+            progress.advance(&request, invalid()),
+            Step::Failed(_)
+        ));
     }
 
     #[test]
@@ -152,8 +164,14 @@ mod tests {
         let mut progress = Progress::new(Access::Buffered);
         let interrupted = || Err(io::ErrorKind::Interrupted.into());
         for _ in 0..PATIENCE {
-            assert!(matches!(progress.advance(&request, interrupted()), Step::Again));
+            assert!(matches!(
+                progress.advance(&request, interrupted()),
+                Step::Again
+            ));
         }
-        assert!(matches!(progress.advance(&request, interrupted()), Step::Failed(_)));
+        assert!(matches!(
+            progress.advance(&request, interrupted()),
+            Step::Failed(_)
+        ));
     }
 }
