@@ -8,6 +8,8 @@ mod error;
 mod tensor;
 
 pub mod formats;
+#[doc(hidden)]
+pub mod fuzz_bodies;
 pub mod storage;
 
 pub use checkpoint::{Checkpoint, Layout, OpenOptions, UnknownLayout};

@@ -27,17 +27,35 @@ pub(super) fn note<E: fmt::Display>(
     error
 }
 
-/// What is wrong with a document that serde_json refused, with the place in it.
-pub(super) fn syntax(what: &str, error: &serde_json::Error) -> String {
+/// The error for a document that serde_json did not get through: what the visitor noted where
+/// the JSON is sound, and the place in the text where it is not.
+pub(super) fn refusal(
+    what: &str,
+    kind: ErrorKind,
+    error: serde_json::Error,
+    failure: Option<Error>,
+) -> Error {
+    use serde_json::error::Category;
+    let failure = match failure {
+        Some(failure) if error.is_data() => return failure,
+        other => other,
+    };
     let (line, column) = (error.line(), error.column());
-    match error.classify() {
-        serde_json::error::Category::Eof => {
-            format!("{what} ends in the middle of its JSON (line {line}, column {column})")
-        }
-        serde_json::error::Category::Data => {
+    let message = match error.classify() {
+        Category::Data => {
             format!("{what} is JSON of another shape (line {line}, column {column})")
         }
-        _ => format!("{what} is not valid JSON (line {line}, column {column})"),
+        Category::Eof => {
+            format!("{what} ends in the middle of its JSON (line {line}, column {column})")
+        }
+        Category::Syntax | Category::Io => {
+            format!("{what} is not valid JSON (line {line}, column {column})")
+        }
+    };
+    let refused = Error::new(kind, message).because(error);
+    match failure.as_ref().and_then(Error::tensor_name) {
+        Some(tensor) => refused.tensor(tensor),
+        None => refused,
     }
 }
 

@@ -12,7 +12,7 @@ use serde::de::{self, DeserializeSeed, Deserializer, IgnoredAny, MapAccess, Visi
 use smallvec::smallvec;
 
 use super::Names;
-use super::json::{Dims, Inspect, Text, note, stop, syntax};
+use super::json::{Dims, Inspect, Text, note, refusal, stop};
 use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
 use crate::tensor::{Extent, Shape, TensorMeta};
@@ -120,9 +120,12 @@ pub fn parse_header(json: &[u8], file_len: u64, source: u32) -> Result<Header> {
         .deserialize_map(&mut visitor)
         .and_then(|()| deserializer.end());
     if let Err(error) = parsed {
-        return Err(visitor.failure.unwrap_or_else(|| {
-            Error::new(ErrorKind::BadHeader, syntax("the header", &error)).because(error)
-        }));
+        return Err(refusal(
+            "the header",
+            ErrorKind::BadHeader,
+            error,
+            visitor.failure,
+        ));
     }
     let mut tensors = visitor.tensors;
     let names = arrange(&mut tensors, PREFIX_BYTES + json.len() as u64, file_len)?;

@@ -12,7 +12,7 @@ use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess,
 use smallvec::{SmallVec, smallvec};
 
 use super::Names;
-use super::json::{Dims, Inspect, Text, note, stop, syntax};
+use super::json::{Dims, Inspect, Text, note, refusal, stop};
 use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
 use crate::tensor::{Extent, Shape, TensorMeta};
@@ -88,9 +88,12 @@ impl PartitionIndex {
             .deserialize_map(&mut visitor)
             .and_then(|()| deserializer.end());
         if let Err(error) = parsed {
-            return Err(visitor.failure.unwrap_or_else(|| {
-                Error::new(ErrorKind::BadIndex, syntax("the index", &error)).because(error)
-            }));
+            return Err(refusal(
+                "the index",
+                ErrorKind::BadIndex,
+                error,
+                visitor.failure,
+            ));
         }
         let mut entries = visitor.entries;
         entries.sort_unstable_by(|a, b| {

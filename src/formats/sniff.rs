@@ -76,6 +76,11 @@ fn recognise(start: &[u8], len: u64) -> Option<(String, &'static str)> {
             format!("this is a tar archive of {len} bytes"),
             "unpack it first",
         )
+    } else if let Some(target) = flattened_link(start, len) {
+        (
+            format!("this is the text {target:?} of {len} bytes, what is left of a symbolic link"),
+            "copy the folder again with links kept (cp -a) or followed (cp -L)",
+        )
     } else if looks_like_json(text) {
         (
             format!("this is JSON text of {len} bytes without the 8-byte header length before it"),
@@ -99,6 +104,15 @@ fn lfs_pointer(text: &[u8], len: u64) -> String {
         }
         None => format!("this is a git-lfs pointer of {len} bytes, not the weights themselves"),
     }
+}
+
+/// Archives and checkouts without symbolic links leave the target as the content, and the Hub
+/// cache is made of links.
+fn flattened_link(start: &[u8], len: u64) -> Option<&str> {
+    let whole = len == start.len() as u64;
+    let target = std::str::from_utf8(start).ok()?.trim_end();
+    let is_path = target.starts_with("../") && !target.contains(char::is_control);
+    (whole && is_path).then_some(target)
 }
 
 fn starts_with_ignoring_case(text: &[u8], starts: &[&[u8]]) -> bool {
@@ -158,6 +172,9 @@ mod tests {
             assert!(text.contains(expected), "{text}");
             assert!(text.contains("4242"), "{text}");
         }
+        let link = sniff(b"../../blobs/0123abcd", 20).unwrap().to_string();
+        assert!(link.contains("symbolic link"), "{link}");
+        assert!(sniff(b"../../blobs/0123abcd", 99).is_none());
         assert!(sniff(b"", 0).is_none());
         assert!(sniff(b"\x10\0\0\0\0\0\0\0{}", 18).is_none());
         // A length whose lowest byte is an opening bracket is not JSON text.
