@@ -1,6 +1,7 @@
 //! Tensora loads large language model checkpoints.
 #![deny(unsafe_code)]
 
+mod checkpoint;
 mod dtype;
 mod engine;
 mod error;
@@ -10,8 +11,12 @@ mod tensor;
 
 pub mod facts;
 pub mod plan;
+pub mod formats;
+#[doc(hidden)]
+pub mod fuzz_bodies;
 pub mod storage;
 
+pub use checkpoint::{Checkpoint, Layout, OpenOptions, UnknownLayout};
 pub use dtype::Dtype;
 pub use engine::Engine;
 pub use error::{Error, ErrorKind, Result};
