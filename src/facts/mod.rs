@@ -4,10 +4,23 @@
 //! that choose backends and lay out reads, and is printed with their explanations. An observation
 //! that cannot be made is "unknown" and never an error: the load itself reports what really fails.
 
+pub mod process;
+
+#[cfg(target_os = "linux")]
+mod cgroup;
+#[cfg(unix)]
+mod ffi;
+#[cfg(target_os = "linux")]
+mod filesystems;
+mod memory;
+#[cfg(target_os = "linux")]
+mod mounts;
+#[cfg(target_os = "linux")]
+mod page_cache;
+#[cfg(target_os = "linux")]
+mod procfs;
 mod residency;
 mod storage;
-
-mod memory;
 mod uring;
 
 use std::sync::Arc;
@@ -103,16 +116,110 @@ impl Facts {
         sources: &[Arc<dyn Source>],
         ranges: &[(u32, u64, u64)],
     ) -> Self {
-        let _ = ranges;
-        Self {
-            cores: std::thread::available_parallelism().map_or(1, usize::from),
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        #[cfg(target_os = "linux")]
+        return linux::probe(cores, io_uring, sources, ranges);
+        #[cfg(not(target_os = "linux"))]
+        return {
+            let _ = ranges;
+            let unknown = |source: &Arc<dyn Source>| SourceFacts::unknown(source.len());
+            Self {
+                cores,
+                huge_pages: HugePages::Unknown,
+                memory: MemoryFacts::default(),
+                io_uring,
+                sources: sources.iter().map(unknown).collect(),
+            }
+        };
+    }
+}
+
+#[cfg(target_os = "linux")]
+mod linux {
+    use std::ops::Range;
+    use std::sync::Arc;
+
+    use super::mounts::Mounts;
+    use super::{Facts, HugePages, IoUringAvailability, MemoryFacts, storage};
+    use crate::storage::Source;
+
+    pub fn probe(
+        cores: usize,
+        io_uring: IoUringAvailability,
+        sources: &[Arc<dyn Source>],
+        ranges: &[(u32, u64, u64)],
+    ) -> Facts {
+        let mounts = Mounts::read();
+        let mut wanted: Vec<Vec<Range<u64>>> = vec![Vec::new(); sources.len()];
+        for &(source, offset, len) in ranges {
+            if let Some(wanted) = wanted.get_mut(source as usize) {
+                wanted.push(offset..offset.saturating_add(len));
+            }
+        }
+        Facts {
+            cores,
             huge_pages: HugePages::probe(),
-            memory: MemoryFacts::probe(),
+            memory: MemoryFacts::probe(&mounts),
             io_uring,
             sources: sources
                 .iter()
-                .map(|source| SourceFacts::unknown(source.len()))
+                .zip(&wanted)
+                .map(|(source, wanted)| storage::probe(source.as_ref(), wanted, &mounts))
                 .collect(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::storage::{DescriptorCache, LocalFile, MemorySource};
+
+    #[test]
+    fn neutral_facts_know_nothing() {
+        let facts = Facts::neutral(3);
+        assert_eq!(facts, Facts::neutral(3));
+        assert_eq!(facts.sources.len(), 3);
+        assert_eq!(facts.cores, 2);
+        for source in &facts.sources {
+            assert_eq!(source.direct, None);
+            assert_eq!(source.residency.resident_bytes(0..u64::MAX), 0);
+        }
+        let json = serde_json::to_value(&facts).unwrap();
+        assert_eq!(json["huge_pages"], "unknown");
+        assert_eq!(json["io_uring"]["reason"], "not-compiled");
+    }
+
+    #[test]
+    fn probing_answers_for_every_source_and_ignores_senseless_ranges() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), vec![1; 300_000]).unwrap();
+        let cache = Arc::new(DescriptorCache::new(2));
+        let sources: Vec<Arc<dyn Source>> = vec![
+            Arc::new(MemorySource::new("memory", vec![0; 100])),
+            Arc::new(LocalFile::open(file.path(), &cache).unwrap()),
+        ];
+        let ranges = [
+            (1, 100_000, 50_000),
+            (0, 0, 100),
+            (7, 0, 1),
+            (1, u64::MAX, u64::MAX),
+            (1, 299_999, u64::MAX),
+        ];
+        let facts = Facts::probe(&sources, &ranges);
+        assert!(facts.cores >= 1);
+        assert_eq!(facts.sources.len(), 2);
+        assert_eq!(facts.sources[0], SourceFacts::unknown(100));
+        // Just written: in the page cache, or nobody knows and it counts as such.
+        let residency = &facts.sources[1].residency;
+        assert_eq!(residency.resident_bytes(100_000..150_000), 50_000);
+        assert_eq!(residency.resident_bytes(299_999..300_000), 1);
+        let again = Facts::probe_with(facts.io_uring.clone(), &sources, &ranges);
+        assert_eq!(again.io_uring, facts.io_uring);
+        assert_eq!(again.sources, facts.sources);
+        if cfg!(target_os = "linux") {
+            assert!(facts.memory.total_bytes > Some(0));
+            assert!(facts.memory.headroom_bytes() <= facts.memory.total_bytes);
         }
     }
 }
