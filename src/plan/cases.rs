@@ -10,7 +10,7 @@ use crate::error::ErrorKind;
 use crate::tensor::{Extent, Shape, TensorMeta, contiguous_strides};
 
 /// Results beyond this are not compared byte by byte: expanded views can be made of any size.
-const MAX_COMPARED: u64 = 1 << 20;
+const MAX_COMPARED: u64 = 1 << 16;
 
 /// Tensors in memory, and what to read of them.
 #[derive(Debug)]

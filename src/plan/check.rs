@@ -82,14 +82,15 @@ pub fn slice_naively(
             .collect();
         let first = dot(&moved, &strides) * width;
         if expected_next != Some(first) {
-            whole_bytes &= first % 8 == 0 && expected_next.is_none_or(|end| end % 8 == 0);
+            whole_bytes &=
+                first.is_multiple_of(8) && expected_next.is_none_or(|end| end.is_multiple_of(8));
         }
         expected_next = Some(first + width);
         bits.extend(
             (first..first + width).map(|bit| stored[bit as usize / 8] >> (bit % 8) & 1 == 1),
         );
     });
-    whole_bytes &= expected_next.is_none_or(|end| end % 8 == 0);
+    whole_bytes &= expected_next.is_none_or(|end| end.is_multiple_of(8));
     whole_bytes.then(|| {
         bits.chunks(8)
             .map(|byte| (0..8).map(|bit| u8::from(byte[bit]) << bit).sum())
@@ -193,19 +194,15 @@ fn check_span(plan: &ReadPlan, span: &Span) {
         SpanKind::Rows => assert!(pieces.len() == 1 && pieces[0].count > 1),
         SpanKind::Dense => {}
     }
-    let key = |index: usize| (pieces[index].extent(), pieces[index].tensor);
-    for index in 0..pieces.len() {
-        let piece = &pieces[index];
+    for piece in pieces {
         assert!(piece.run > 0 && piece.count > 0);
         assert_eq!(piece.stride == piece.run, piece.count == 1);
         assert!(piece.stride >= piece.run);
         assert_eq!(piece.source, span.source);
         assert!(piece.offset >= span.offset && piece.extent().end() <= end);
-        assert!(
-            index == 0 || key(index - 1) <= key(index),
-            "pieces are sorted"
-        );
     }
+    let keys = pieces.iter().map(|piece| (piece.extent(), piece.tensor));
+    assert!(keys.is_sorted(), "pieces are sorted");
     assert_eq!(
         pieces[0].offset, span.offset,
         "spans begin with a needed byte"
