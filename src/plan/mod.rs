@@ -33,12 +33,18 @@ use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
 use crate::tensor::{Extent, Shape, TensorMeta};
 
+#[doc(hidden)]
+pub mod cases;
+#[doc(hidden)]
+pub mod check;
 mod coalesce;
 mod explain;
 mod near;
 mod pieces;
 mod selection;
 mod slice;
+#[cfg(test)]
+mod tests;
 
 pub use coalesce::{Merged, coalesce};
 pub use explain::{FileReads, PlanExplanation, PlanFigures};
