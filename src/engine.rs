@@ -59,7 +59,10 @@ impl Engine {
 
     /// Whether io_uring can be used; probed once.
     pub fn io_uring(&self) -> IoUringAvailability {
-        self.inner.io_uring.get_or_init(|| probe_io_uring().into()).clone()
+        self.inner
+            .io_uring
+            .get_or_init(|| probe_io_uring().into())
+            .clone()
     }
 
     /// The backend that executes schedules decided for `kind`.
@@ -68,12 +71,16 @@ impl Engine {
             BackendKind::Sync | BackendKind::Default => Box::new(SyncBackend),
             BackendKind::Async => Box::new(TokioBackend::new(self.runtime()?)),
             BackendKind::IoUring => Box::new(UringBackend),
-            BackendKind::Mmap => Box::new(MmapBackend),
+            BackendKind::Mmap => Box::new(MmapBackend::eager()),
         })
     }
 
     fn runtime(&self) -> Result<Handle> {
-        let mut runtime = self.inner.runtime.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut runtime = self
+            .inner
+            .runtime
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         let pid = std::process::id();
         if runtime.as_ref().is_some_and(|runtime| runtime.pid != pid) {
             // We are a forked child: the threads stayed with the parent, and waiting for them
@@ -82,12 +89,18 @@ impl Engine {
         }
         if runtime.is_none() {
             let made = PrivateRuntime::start(pid).map_err(|error| {
-                Error::new(crate::ErrorKind::Io, "cannot start the threads of the async backend")
-                    .because(error)
+                Error::new(
+                    crate::ErrorKind::Io,
+                    "cannot start the threads of the async backend",
+                )
+                .because(error)
             })?;
             *runtime = Some(made);
         }
-        let handle = runtime.as_ref().and_then(|made| made.runtime.as_ref()).map(Runtime::handle);
+        let handle = runtime
+            .as_ref()
+            .and_then(|made| made.runtime.as_ref())
+            .map(Runtime::handle);
         Ok(handle.expect("just made").clone())
     }
 }
@@ -100,7 +113,9 @@ impl Default for Engine {
 
 impl fmt::Debug for Engine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Engine").field("io_uring", &self.inner.io_uring.get()).finish_non_exhaustive()
+        f.debug_struct("Engine")
+            .field("io_uring", &self.inner.io_uring.get())
+            .finish_non_exhaustive()
     }
 }
 
@@ -116,7 +131,10 @@ impl PrivateRuntime {
             .max_blocking_threads(BLOCKING_THREADS)
             .thread_name("tensora-async")
             .build()?;
-        Ok(Self { runtime: Some(runtime), pid })
+        Ok(Self {
+            runtime: Some(runtime),
+            pid,
+        })
     }
 }
 

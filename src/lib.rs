@@ -5,15 +5,16 @@ mod checkpoint;
 mod dtype;
 mod engine;
 mod error;
+mod load;
 mod policy;
 mod schedule;
 mod tensor;
 
 pub mod facts;
-pub mod plan;
 pub mod formats;
 #[doc(hidden)]
 pub mod fuzz_bodies;
+pub mod plan;
 pub mod storage;
 
 pub use checkpoint::{Checkpoint, Layout, OpenOptions, UnknownLayout};
@@ -21,7 +22,9 @@ pub use dtype::Dtype;
 pub use engine::Engine;
 pub use error::{Error, ErrorKind, Result};
 pub use facts::Facts;
+pub use load::{CancelToken, LazyTensors, LoadReport, Loader, TensorStream, Tensors};
 pub use plan::{PlanOptions, ReadPlan, Selection, Slice, Split};
+pub use policy::Decision;
 pub use schedule::{AccessMode, Order, Schedule, Settings};
 pub use storage::BackendKind;
-pub use tensor::{Extent, Shape, TensorMeta, contiguous_strides};
+pub use tensor::{Extent, Shape, Tensor, TensorMeta, contiguous_strides};

@@ -122,7 +122,10 @@ impl Facts {
         #[cfg(not(target_os = "linux"))]
         return {
             let _ = ranges;
-            let unknown = |source: &Arc<dyn Source>| SourceFacts::unknown(source.len());
+            let unknown = |source: &Arc<dyn Source>| SourceFacts {
+                local: source.local().is_some(),
+                ..SourceFacts::unknown(source.len())
+            };
             Self {
                 cores,
                 huge_pages: HugePages::Unknown,

@@ -58,6 +58,7 @@ mod linux {
         let medium = medium(&filesystem);
         let in_memory = medium == Medium::Memory;
         SourceFacts {
+            local: true,
             network: medium == Medium::Network,
             rotational: match medium {
                 Medium::Disk => rotational(&file, mount),

@@ -87,7 +87,10 @@ impl Delivery {
     pub(crate) fn wait_for_room(&self, bytes: u64) {
         let mut state = self.lock();
         while !state.has_room(bytes) && !state.has_ended() {
-            state = self.room.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = self
+                .room
+                .wait(state)
+                .unwrap_or_else(PoisonError::into_inner);
         }
     }
 
@@ -108,11 +111,18 @@ impl Delivery {
         }
         let now = self.started.elapsed();
         state.first_at.get_or_insert(now);
-        match state.ranks.as_ref().map(|ranks| ranks[parcel.index as usize]) {
+        match state
+            .ranks
+            .as_ref()
+            .map(|ranks| ranks[parcel.index as usize])
+        {
             None => state.queue.push_back(parcel),
             Some(rank) => {
                 state.waiting.insert(rank, parcel);
-                while let Some(parcel) = { let rank = state.next_rank; state.waiting.remove(&rank) } {
+                while let Some(parcel) = {
+                    let rank = state.next_rank;
+                    state.waiting.remove(&rank)
+                } {
                     state.queue.push_back(parcel);
                     state.next_rank += 1;
                 }
@@ -161,7 +171,10 @@ impl Delivery {
             if let Some(outcome) = self.next_of(&mut state) {
                 return outcome;
             }
-            state = self.ready.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = self
+                .ready
+                .wait(state)
+                .unwrap_or_else(PoisonError::into_inner);
         }
     }
 
@@ -175,6 +188,11 @@ impl Delivery {
                 Poll::Pending
             }
         }
+    }
+
+    /// When the load started.
+    pub(crate) fn started(&self) -> Instant {
+        self.started
     }
 
     /// Time from the start of the load to the first finished tensor.
@@ -219,7 +237,10 @@ impl State {
     }
 
     fn has_room(&self, bytes: u64) -> bool {
-        self.used == 0 || self.budget.is_none_or(|budget| self.used.saturating_add(bytes) <= budget)
+        self.used == 0
+            || self
+                .budget
+                .is_none_or(|budget| self.used.saturating_add(bytes) <= budget)
     }
 
     fn try_admit(&mut self, bytes: u64) -> bool {
@@ -243,7 +264,11 @@ mod tests {
 
     fn parcel(index: u32, credit: u64) -> Parcel {
         let tensor = Tensor::empty(index.to_string().into(), Dtype::U8, smallvec::smallvec![0]);
-        Parcel { index, tensor, credit }
+        Parcel {
+            index,
+            tensor,
+            credit,
+        }
     }
 
     #[test]
@@ -268,7 +293,11 @@ mod tests {
     #[test]
     fn a_set_order_holds_back_what_is_early() {
         let delivery = Delivery::new(None, Some([2, 0, 1].into()));
-        let ready = |n: usize| (0..n).map(|_| delivery.take().unwrap().unwrap().index).collect::<Vec<_>>();
+        let ready = |n: usize| {
+            (0..n)
+                .map(|_| delivery.take().unwrap().unwrap().index)
+                .collect::<Vec<_>>()
+        };
         delivery.push(parcel(0, 0));
         delivery.push(parcel(2, 0));
         delivery.push(parcel(1, 0));

@@ -20,11 +20,6 @@ impl Fragment {
     pub(super) fn end(&self) -> u64 {
         self.offset + (self.count - 1) * self.stride + self.run
     }
-
-    /// Bytes that go to the tensor.
-    pub(super) fn bytes(&self) -> u64 {
-        self.run * self.count
-    }
 }
 
 /// Fragments of `piece`, ascending. Rows stay together while their extent is at most `chunk`

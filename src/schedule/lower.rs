@@ -44,6 +44,7 @@ pub(super) fn lower(
     facts: &Facts,
     settings: &Settings,
     preset: &Preset,
+    lend: bool,
 ) -> Result<Schedule> {
     settings.check()?;
     let access = if settings.backend == BackendKind::Mmap {
@@ -58,6 +59,7 @@ pub(super) fn lower(
         facts,
         settings,
         access,
+        lend,
         absent: facts
             .sources
             .iter()
@@ -104,6 +106,8 @@ struct Lowering<'a> {
     facts: &'a Facts,
     settings: &'a Settings,
     access: AccessMode,
+    /// Tensors go to memory of the caller, one region each.
+    lend: bool,
     /// For each source what is resident, small islands left out.
     absent: Vec<Residency>,
     cap: u64,
@@ -207,7 +211,8 @@ impl Lowering<'_> {
             .dtype
             .alignment()
             .max(self.settings.align.unwrap_or(1));
-        piece.count == 1
+        !self.lend
+            && piece.count == 1
             && piece.run == tensor.stored_bytes
             && tensor.gather.is_none()
             && piece.offset.is_multiple_of(align)
@@ -416,8 +421,13 @@ impl Lowering<'_> {
             .alignment()
             .max(self.settings.align.unwrap_or(1))
             .max(PACK_ALIGN);
-        let region = self.region_with_room(self.packed_region, planned.stored_bytes + align);
-        self.packed_region = Some(region);
+        let region = if self.lend && planned.gather.is_none() {
+            self.new_region(Origin::Lent { tensor })
+        } else {
+            let region = self.region_with_room(self.packed_region, planned.stored_bytes + align);
+            self.packed_region = Some(region);
+            region
+        };
         let spec = &mut self.regions[region as usize];
         let offset = spec.len.next_multiple_of(align);
         let end = offset + planned.stored_bytes;

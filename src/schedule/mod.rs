@@ -49,7 +49,17 @@ impl Schedule {
     /// [`InvalidArgument`](crate::ErrorKind::InvalidArgument) for impossible settings,
     /// [`Unavailable`](crate::ErrorKind::Unavailable) for an explicit backend that cannot run.
     pub fn lower(plan: &ReadPlan, facts: &Facts, settings: &Settings) -> Result<Self> {
-        lower::lower(plan, facts, settings, &Preset::default())
+        Self::lower_for(plan, facts, settings, false)
+    }
+
+    /// As [`lower`](Self::lower); `lend`: tensors go to memory that the caller lends.
+    pub(crate) fn lower_for(
+        plan: &ReadPlan,
+        facts: &Facts,
+        settings: &Settings,
+        lend: bool,
+    ) -> Result<Self> {
+        lower::lower(plan, facts, settings, &Preset::default(), lend)
     }
 
     /// Who reads, and why.
@@ -83,6 +93,8 @@ pub(crate) enum Origin {
     Arena,
     /// A private mapping of a source from a page-aligned offset.
     File { source: u32, offset: u64 },
+    /// The caller's memory for one tensor.
+    Lent { tensor: u32 },
 }
 
 /// Where a tensor's stored bytes lie.

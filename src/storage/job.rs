@@ -7,6 +7,7 @@
 
 use std::io;
 use std::ops::Range;
+use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::task::{Context, Poll};
@@ -83,9 +84,36 @@ impl Counters {
     }
 }
 
+/// Memory of the caller for one tensor.
+#[derive(Debug)]
+pub(crate) struct Lent {
+    base: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: a pointer to bytes that only the load touches while it runs.
+unsafe impl Send for Lent {}
+// SAFETY: as for Send.
+unsafe impl Sync for Lent {}
+
+impl Lent {
+    /// Lends `buffer` to a job.
+    ///
+    /// # Safety
+    /// The buffer must stay borrowed, and untouched by others, until the job and the tensors that
+    /// it delivered are gone or will not be read any more.
+    pub(crate) unsafe fn new(buffer: &mut [u8]) -> Self {
+        Self {
+            base: NonNull::from(&mut *buffer).cast(),
+            len: buffer.len(),
+        }
+    }
+}
+
 pub(crate) struct Job {
     schedule: Schedule,
     sources: Vec<Arc<dyn Source>>,
+    lent: Vec<Option<Lent>>,
     sink: Box<dyn Sink>,
     cursor: Mutex<Cursor>,
     regions: Box<[OnceLock<Arc<Region>>]>,
@@ -106,9 +134,11 @@ struct Cursor {
 }
 
 impl Job {
+    /// `lent[tensor]` is the caller's memory for it; empty when nothing is lent.
     pub(crate) fn new(
         schedule: Schedule,
         sources: Vec<Arc<dyn Source>>,
+        lent: Vec<Option<Lent>>,
         sink: Box<dyn Sink>,
     ) -> Self {
         Self {
@@ -124,6 +154,7 @@ impl Job {
             counters: Counters::default(),
             schedule,
             sources,
+            lent,
             sink,
         }
     }
@@ -371,6 +402,14 @@ impl Job {
                     ));
                 }
                 region
+            }
+            Origin::Lent { tensor } => {
+                let lent = self.lent[tensor as usize]
+                    .as_ref()
+                    .expect("regions are lent for what was lent");
+                assert_eq!(lent.len, len, "lent memory was measured before the load");
+                // SAFETY: the contract of `Lent::new`; each is used for one region.
+                unsafe { Region::lent(lent.base, len, &spec.slots) }
             }
         };
         self.regions[index]

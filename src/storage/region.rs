@@ -7,7 +7,6 @@
 //! the system.
 #![allow(unsafe_code)]
 
-use std::any::Any;
 use std::fmt;
 use std::fs::File;
 use std::io;
@@ -36,9 +35,7 @@ pub(crate) struct Region {
 enum Memory {
     Arena(Arena),
     File(MmapRaw),
-    Lent {
-        _keep_alive: Box<dyn Any + Send + Sync>,
-    },
+    Lent,
 }
 
 struct Slot {
@@ -94,25 +91,28 @@ impl Region {
         Ok(Self::build(Memory::File(map), base, len, slots))
     }
 
-    /// Memory of the caller: `len` bytes at `base`, valid for as long as `keep_alive` lives.
+    /// Memory of the caller: `len` bytes at `base`, kept alive by the caller's borrow.
     ///
     /// # Safety
     /// `base..base + len` must be valid for reads and writes and initialised, and nobody else may
-    /// touch it while the region lives.
-    pub(crate) unsafe fn lent(
-        base: NonNull<u8>,
-        len: usize,
-        slots: &[SlotSpec],
-        keep_alive: Box<dyn Any + Send + Sync>,
-    ) -> Arc<Self> {
-        Self::build(
-            Memory::Lent {
-                _keep_alive: keep_alive,
-            },
-            base.as_ptr(),
-            len,
-            slots,
-        )
+    /// touch it, while the region's landings and tenancies are used.
+    pub(crate) unsafe fn lent(base: NonNull<u8>, len: usize, slots: &[SlotSpec]) -> Arc<Self> {
+        Self::build(Memory::Lent, base.as_ptr(), len, slots)
+    }
+
+    /// An arena of `len` bytes with one slot, written by `fill`.
+    pub(crate) fn filled(len: usize, fill: impl FnOnce(&mut [u8])) -> io::Result<Tenancy> {
+        let slot = SlotSpec {
+            bytes: 0..len,
+            tenants: 1,
+        };
+        let region = Self::arena(len, &[slot])?;
+        // SAFETY: the only landing, and gone before the tenant moves in.
+        let mut landing = unsafe { region.landing(0..len) };
+        fill(landing.bytes());
+        drop(landing);
+        // SAFETY: all writing has ended, on this thread; once.
+        Ok(unsafe { region.move_in(0, 0..len) })
     }
 
     fn build(memory: Memory, base: *mut u8, len: usize, specs: &[SlotSpec]) -> Arc<Self> {
@@ -260,7 +260,7 @@ impl Region {
             }
             #[cfg(not(target_os = "linux"))]
             Memory::File(_) => {}
-            Memory::Lent { .. } => {}
+            Memory::Lent => {}
         }
     }
 }
@@ -270,7 +270,7 @@ impl fmt::Debug for Region {
         let what = match self.memory {
             Memory::Arena(_) => "arena",
             Memory::File(_) => "file",
-            Memory::Lent { .. } => "lent",
+            Memory::Lent => "lent",
         };
         write!(
             f,
@@ -369,6 +369,11 @@ mod tests {
         SlotSpec { bytes, tenants: 1 }
     }
 
+    fn enter(region: &Arc<Region>, slot: u32, range: Range<usize>) -> Tenancy {
+        // SAFETY: the tests have filled the slot, and let no more tenants in than it has.
+        unsafe { region.move_in(slot, range) }
+    }
+
     fn fill(region: &Arc<Region>, range: Range<usize>, value: u8) {
         // SAFETY: the tests fill before tenants move in and never overlap.
         let mut landing = unsafe { region.landing(range) };
@@ -382,8 +387,7 @@ mod tests {
         fill(&region, 0..10, 1);
         fill(&region, 10..2 * PAGE, 2);
         assert_eq!(region.in_flight(), 0);
-        // SAFETY: all writing has ended; once for each slot.
-        let (a, mut b) = unsafe { (region.move_in(0, 0..10), region.move_in(1, 10..2 * PAGE)) };
+        let (a, mut b) = (enter(&region, 0, 0..10), enter(&region, 1, 10..2 * PAGE));
         drop(region);
         assert_eq!(a.bytes(), [1; 10]);
         b.bytes_mut().unwrap()[0] = 9;
@@ -403,8 +407,7 @@ mod tests {
         )
         .unwrap();
         fill(&region, 0..8, 5);
-        // SAFETY: all writing has ended; twice for two tenants.
-        let (mut a, b) = unsafe { (region.move_in(0, 0..8), region.move_in(0, 0..8)) };
+        let (mut a, b) = (enter(&region, 0, 0..8), enter(&region, 0, 0..8));
         assert!(a.bytes_mut().is_none());
         drop(b);
         assert!(a.bytes_mut().is_some());
@@ -428,8 +431,7 @@ mod tests {
             let mut tenants: Vec<_> = (0..3)
                 .map(|i| {
                     fill(&region, bounds[i]..bounds[i + 1], i as u8 + 1);
-                    // SAFETY: this slot's writing has ended; once for each slot.
-                    Some(unsafe { region.move_in(i as u32, bounds[i]..bounds[i + 1]) })
+                    Some(enter(&region, i as u32, bounds[i]..bounds[i + 1]))
                 })
                 .collect();
             for leaving in order {
@@ -449,31 +451,20 @@ mod tests {
     fn empty_slots_do_no_harm() {
         let region = Region::arena(PAGE, &[slot(0..0), slot(0..4), slot(4..4)]).unwrap();
         fill(&region, 0..4, 3);
-        // SAFETY: all writing has ended; once for each slot.
-        let (a, b) = unsafe { (region.move_in(0, 0..0), region.move_in(1, 0..4)) };
+        let (a, b) = (enter(&region, 0, 0..0), enter(&region, 1, 0..4));
         assert!(a.bytes().is_empty());
         drop(a);
         assert_eq!(b.bytes(), [3; 4]);
     }
 
     #[test]
-    fn lent_memory_is_written_in_place_and_kept_alive() {
-        struct Flag(Arc<AtomicUsize>);
-        impl Drop for Flag {
-            fn drop(&mut self) {
-                self.0.fetch_add(1, Ordering::SeqCst);
-            }
-        }
-        let dropped = Arc::new(AtomicUsize::new(0));
+    fn lent_memory_is_written_in_place() {
         let mut memory = vec![0_u8; 16];
         let base = NonNull::new(memory.as_mut_ptr()).unwrap();
-        let flag = Box::new(Flag(Arc::clone(&dropped)));
         // SAFETY: the vector outlives the region and is not touched while it lives.
-        let region = unsafe { Region::lent(base, 16, &[slot(0..16)], flag) };
+        let region = unsafe { Region::lent(base, 16, &[slot(0..16)]) };
         fill(&region, 0..16, 8);
-        assert_eq!(dropped.load(Ordering::SeqCst), 0);
         drop(region);
-        assert_eq!(dropped.load(Ordering::SeqCst), 1);
         assert_eq!(memory, [8; 16]);
     }
 
@@ -486,8 +477,7 @@ mod tests {
         let file = File::open(&path).unwrap();
         let region = Region::map_file(&file, PAGE as u64, 3 * PAGE, &[slot(0..3 * PAGE)]).unwrap();
         region.populate(0..3 * PAGE).unwrap();
-        // SAFETY: nothing writes to the region; once.
-        let mut tenant = unsafe { region.move_in(0, 0..3 * PAGE) };
+        let mut tenant = enter(&region, 0, 0..3 * PAGE);
         tenant.bytes_mut().unwrap()[0] = 1;
         assert_eq!(tenant.bytes()[..2], [1, 7]);
         assert_eq!(std::fs::read(&path).unwrap(), vec![7; 4 * PAGE]);

@@ -10,25 +10,37 @@ use std::sync::Arc;
 use crate::storage::backends::Backend;
 use crate::storage::backends::positioned::{on_threads, read_claimed};
 use crate::storage::job::Job;
-use crate::storage::{BackendKind, Source};
 
 /// Stretch that is read at once where mappings cannot be populated, in bytes.
 const SCRATCH: usize = 1 << 20;
 
 #[derive(Debug)]
-pub(crate) struct MmapBackend;
+pub(crate) struct MmapBackend {
+    /// Bring mapped pages in, so that bytes are in hand and a file that ends early is an error.
+    populate: bool,
+}
 
-impl Backend for MmapBackend {
-    fn kind(&self) -> BackendKind {
-        BackendKind::Mmap
+impl MmapBackend {
+    /// Promises bytes in hand.
+    pub(crate) fn eager() -> Self {
+        Self { populate: true }
     }
 
+    /// Leaves mapped pages to whoever touches them first.
+    pub(crate) fn lazy() -> Self {
+        Self { populate: false }
+    }
+}
+
+impl Backend for MmapBackend {
     fn execute(&self, job: &Arc<Job>) {
         on_threads(job, |job, id| {
-            if job.is_mapped(id) {
+            if !job.is_mapped(id) {
+                read_claimed(job, id);
+            } else if self.populate {
                 populate(job, id);
             } else {
-                read_claimed(job, id);
+                job.land_mapped(id);
             }
         });
     }

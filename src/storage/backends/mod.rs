@@ -8,7 +8,6 @@ pub(crate) mod uring;
 
 use std::sync::Arc;
 
-use crate::storage::BackendKind;
 use crate::storage::job::Job;
 
 pub(crate) use self::mmap::MmapBackend;
@@ -19,9 +18,6 @@ pub(crate) use self::uring::UringBackend;
 /// Executes a job to its end: when `execute` returns, nothing is in flight, and the sink has every
 /// tensor or the first error.
 pub(crate) trait Backend: Send + Sync {
-    /// Which one this is.
-    fn kind(&self) -> BackendKind;
-
     /// Reads everything, blocking. Failures go to the job's sink.
     fn execute(&self, job: &Arc<Job>);
 }

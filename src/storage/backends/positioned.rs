@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::storage::backends::Backend;
 use crate::storage::job::{Claim, Flight, Job};
 use crate::storage::local::read_file_at;
-use crate::storage::{Access, BackendKind, Source};
+use crate::storage::{Access, Source};
 
 /// Threads that claim requests in turn. They live as long as the job, so that a load leaves no
 /// idle threads behind and a forked child misses none.
@@ -14,10 +14,6 @@ use crate::storage::{Access, BackendKind, Source};
 pub(crate) struct SyncBackend;
 
 impl Backend for SyncBackend {
-    fn kind(&self) -> BackendKind {
-        BackendKind::Sync
-    }
-
     fn execute(&self, job: &Arc<Job>) {
         on_threads(job, read_claimed);
     }

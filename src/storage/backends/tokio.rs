@@ -7,7 +7,6 @@ use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 
 use crate::error::{Error, ErrorKind};
-use crate::storage::BackendKind;
 use crate::storage::backends::Backend;
 use crate::storage::backends::positioned::read_claimed;
 use crate::storage::job::{Claim, Job};
@@ -28,10 +27,6 @@ impl TokioBackend {
 }
 
 impl Backend for TokioBackend {
-    fn kind(&self) -> BackendKind {
-        BackendKind::Async
-    }
-
     fn execute(&self, job: &Arc<Job>) {
         // Waiting by condition variable works on any thread, also on one that drives another
         // runtime, where `block_on` would panic.

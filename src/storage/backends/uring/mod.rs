@@ -13,7 +13,6 @@ use std::io;
 use std::sync::Arc;
 
 use crate::error::{Error, ErrorKind};
-use crate::storage::BackendKind;
 use crate::storage::backends::Backend;
 use crate::storage::job::Job;
 
@@ -24,17 +23,16 @@ use self::emulated::EmulatedRing;
 pub(crate) struct UringBackend;
 
 impl Backend for UringBackend {
-    fn kind(&self) -> BackendKind {
-        BackendKind::IoUring
-    }
-
     fn execute(&self, job: &Arc<Job>) {
         let decision = job.schedule().decision();
         let rings = decision.workers.min(job.schedule().requests.len()).max(1);
         std::thread::scope(|scope| {
             for number in 1..rings {
                 let named = std::thread::Builder::new().name(format!("tensora-ring-{number}"));
-                if named.spawn_scoped(scope, move || run_ring(job, number)).is_err() {
+                if named
+                    .spawn_scoped(scope, move || run_ring(job, number))
+                    .is_err()
+                {
                     tracing::warn!(rings = number, "fewer rings than planned: no more threads");
                     break;
                 }
