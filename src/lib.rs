@@ -4,12 +4,15 @@
 mod dtype;
 mod engine;
 mod error;
+mod layout;
 mod tensor;
 
+pub mod converters;
 pub mod storage;
 
 pub use dtype::Dtype;
 pub use engine::Engine;
 pub use error::{Error, ErrorKind, Result};
+pub use layout::Layout;
 pub use storage::BackendKind;
 pub use tensor::{Extent, Shape, TensorMeta, contiguous_strides};
