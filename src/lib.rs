@@ -8,6 +8,7 @@ mod layout;
 mod tensor;
 
 pub mod converters;
+pub mod sample;
 pub mod storage;
 
 pub use dtype::Dtype;
