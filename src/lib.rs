@@ -8,6 +8,8 @@ mod layout;
 mod tensor;
 
 pub mod converters;
+#[cfg(feature = "hub")]
+pub mod hf_model;
 pub mod sample;
 pub mod storage;
 

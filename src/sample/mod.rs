@@ -216,14 +216,11 @@ fn fill(writer: &CheckpointWriter) -> Result<()> {
         let workers: Vec<_> = (0..threads.clamp(1, MAX_THREADS))
             .map(|_| scope.spawn(work))
             .collect();
-        workers
-            .into_iter()
-            .map(|worker| {
-                worker
-                    .join()
-                    .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-            })
-            .collect()
+        workers.into_iter().try_for_each(|worker| {
+            worker
+                .join()
+                .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })
     })
 }
 
