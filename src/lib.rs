@@ -10,11 +10,15 @@ mod policy;
 mod schedule;
 mod tensor;
 
+pub mod converters;
 pub mod facts;
 pub mod formats;
 #[doc(hidden)]
 pub mod fuzz_bodies;
+#[cfg(feature = "hub")]
+pub mod hf_model;
 pub mod plan;
+pub mod sample;
 pub mod storage;
 
 pub use checkpoint::{Checkpoint, Layout, OpenOptions, UnknownLayout};
@@ -25,6 +29,6 @@ pub use facts::Facts;
 pub use load::{CancelToken, LazyTensors, LoadReport, Loader, TensorStream, Tensors};
 pub use plan::{PlanOptions, ReadPlan, Selection, Slice, Split};
 pub use policy::Decision;
-pub use schedule::{AccessMode, Order, Schedule, Settings};
+pub use schedule::{AccessMode, Order, Schedule, ScheduleExplanation, Settings};
 pub use storage::BackendKind;
 pub use tensor::{Extent, Shape, Tensor, TensorMeta, contiguous_strides};
