@@ -544,3 +544,184 @@ impl<'de> Visitor<'de> for EntryVisitor<'_> {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn partitions(lens: &[u64]) -> Vec<Partition> {
+        (0..)
+            .zip(lens)
+            .map(|(id, &len)| Partition {
+                id,
+                path: partition_file(id).into(),
+                len,
+            })
+            .collect()
+    }
+
+    fn placed(json: &str, lens: &[u64]) -> Result<Vec<TensorMeta>> {
+        Ok(PartitionIndex::parse(json.as_bytes())?
+            .place(&partitions(lens))?
+            .0)
+    }
+
+    #[test]
+    fn global_offsets_cross_partitions_as_they_lie_on_disk() {
+        // The first partition is padded: 24 bytes of tensors in 32; the third one is empty.
+        let json = r#"{"a": [0, 24, [24], [1], "torch.uint8"],
+            "b": [28, 24, [3, 2], [2, 1], "torch.float32"],
+            "c": [56, 0, [0], [1], "torch.float32"]}"#;
+        let tensors = placed(json, &[32, 8, 0, 16]).unwrap();
+        let extent = |source, offset, len| Extent {
+            source,
+            offset,
+            len,
+        };
+        assert_eq!(tensors[0].extents[..], [extent(0, 0, 24)]);
+        assert_eq!(
+            tensors[1].extents[..],
+            [extent(0, 28, 4), extent(1, 0, 8), extent(3, 0, 12)]
+        );
+        assert!(tensors[2].extents.is_empty());
+        let error = placed(json, &[32, 8, 0, 11]).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::PartitionTooSmall);
+        let text = error.to_string();
+        for fact in ["tensor.data_3", "28..52", "51", "tensor.data_4 is missing"] {
+            assert!(text.contains(fact), "{text}");
+        }
+    }
+
+    #[test]
+    fn local_offsets_name_their_partitions_without_a_table_of_ids() {
+        let json = r#"{"a": [0, 4, [4], [1], "u8", 18446744073709551615],
+            "b": [0, 4, [4], [1], "u8", 1], "c": [2, 2, [2], [1], "u8", 1]}"#;
+        let index = PartitionIndex::parse(json.as_bytes()).unwrap();
+        assert_eq!(index.dialect(), Dialect::Local);
+        assert_eq!(index.partition_ids(), [1, u64::MAX]);
+        let error = placed(json, &[9, 9]).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::PartitionMissing);
+        assert!(
+            error
+                .to_string()
+                .contains("tensor.data_18446744073709551615")
+        );
+    }
+
+    #[test]
+    fn strides_of_one_element_do_not_count_and_views_keep_theirs() {
+        let strides = |json: &str| {
+            let json = format!(r#"{{"a": {json}}}"#);
+            placed(&json, &[1 << 20]).map(|tensors| tensors[0].strides.clone())
+        };
+        for contiguous in [
+            r#"[0, 24, [2, 3], [3, 1], "f32", 0]"#,
+            r#"[0, 24, [2, 1, 3], [3, 99, 1], "f32", 0]"#,
+            r#"[0, 24, [1, 6], [0, 1], "f32", 0]"#,
+            r#"[0, 4, [], [], "f32", 0]"#,
+            r#"[0, 4, [1, 1], [7, 7], "f32", 0]"#,
+            r#"[0, 0, [3, 0], [5, 5], "f32", 0]"#,
+            r#"[0, 0, [18446744073709551615, 18446744073709551615, 0], [1, 1, 1], "f32", 0]"#,
+        ] {
+            assert_eq!(strides(contiguous).unwrap(), None, "{contiguous}");
+        }
+        let view = strides(r#"[0, 24, [3, 2], [1, 3], "f32", 0]"#).unwrap();
+        assert_eq!(view.as_deref(), Some(&[1, 3][..]));
+        let expanded = strides(r#"[0, 12, [1000, 3], [0, 1], "f32", 0]"#).unwrap();
+        assert_eq!(expanded.as_deref(), Some(&[0, 1][..]));
+        let limit = MAX_EXPANDED_BYTES;
+        let repeated = |times: u64| strides(&format!(r#"[0, 1, [{times}], [0], "u8", 0]"#));
+        assert!(repeated(limit).is_ok());
+        assert_eq!(repeated(limit + 1).unwrap_err().kind(), ErrorKind::BadEntry);
+    }
+
+    #[test]
+    fn pairs_of_four_bit_floats_become_elements() {
+        let shape = |json: &str| {
+            let json = format!(r#"{{"a": {json}}}"#);
+            placed(&json, &[64]).map(|tensors| tensors[0].shape.to_vec())
+        };
+        let pairs = r#"[0, 6, [2, 3], [3, 1], "torch.float4_e2m1fn_x2", 0]"#;
+        assert_eq!(shape(pairs).unwrap(), [2, 6]);
+        let elements = r#"[0, 6, [2, 6], [6, 1], "torch.float4_e2m1fn_x2", 0]"#;
+        assert_eq!(shape(elements).unwrap(), [2, 6]);
+        let ours = r#"[0, 6, [2, 6], [6, 1], "F4", 0]"#;
+        assert_eq!(shape(ours).unwrap(), [2, 6]);
+        let wrong = shape(r#"[0, 6, [2, 3], [3, 1], "F4", 0]"#).unwrap_err();
+        assert_eq!(wrong.kind(), ErrorKind::ShapeMismatch);
+    }
+
+    #[test]
+    fn malformed_entries_have_their_kind_and_name_the_tensor() {
+        use ErrorKind::{BadEntry, Overflow, PartitionTooSmall, ShapeMismatch, UnknownDtype};
+        let cases = [
+            (r#"3"#, BadEntry),
+            (r#"{}"#, BadEntry),
+            (r#"null"#, BadEntry),
+            (r#"[]"#, BadEntry),
+            (r#"[0, 4, [4], [1]]"#, BadEntry),
+            (r#"[0, 4, [4], [1], "u8", 0, 0]"#, BadEntry),
+            (r#"[-1, 4, [4], [1], "u8", 0]"#, BadEntry),
+            (r#"[0.5, 4, [4], [1], "u8", 0]"#, BadEntry),
+            (r#"[18446744073709551616, 4, [4], [1], "u8", 0]"#, BadEntry),
+            (r#"["0", 4, [4], [1], "u8", 0]"#, BadEntry),
+            (r#"[0, 4, 4, [1], "u8", 0]"#, BadEntry),
+            (r#"[0, 4, [4], [-1], "u8", 0]"#, BadEntry),
+            (r#"[0, 4, [4], [1], 8, 0]"#, BadEntry),
+            (r#"[0, 4, [4], [1], "u8", null]"#, BadEntry),
+            (r#"[0, 4, [4], [1], "u8", -1]"#, BadEntry),
+            (r#"[0, 4, [4], [1, 1], "u8", 0]"#, BadEntry),
+            (r#"[0, 4, [], [1], "f32", 0]"#, BadEntry),
+            (r#"[0, 4, [4], [1], "u9", 0]"#, UnknownDtype),
+            (r#"[0, 5, [4], [1], "u8", 0]"#, ShapeMismatch),
+            (r#"[0, 3, [4], [1], "u8", 0]"#, ShapeMismatch),
+            (
+                r#"[0, 0, [4611686018427387904, 4], [4, 1], "f32", 0]"#,
+                ShapeMismatch,
+            ),
+            (r#"[0, 2, [3], [1], "F4", 0]"#, ShapeMismatch),
+            // A view into the middle of something larger, or past its end.
+            (r#"[0, 64, [3, 2], [1, 3], "f32", 0]"#, BadEntry),
+            (r#"[0, 20, [3, 2], [1, 3], "f32", 0]"#, BadEntry),
+            (
+                r#"[0, 9, [2, 2], [18446744073709551615, 1], "u8", 0]"#,
+                BadEntry,
+            ),
+            (r#"[0, 4, [4, 2], [1, 4], "F4", 0]"#, BadEntry),
+            (r#"[18446744073709551615, 4, [4], [1], "u8", 0]"#, Overflow),
+            (r#"[61, 4, [4], [1], "u8", 0]"#, PartitionTooSmall),
+            (r#"[65, 0, [0], [1], "u8", 0]"#, PartitionTooSmall),
+        ];
+        for (entry, kind) in cases {
+            let error = placed(&format!(r#"{{"a.w": {entry}}}"#), &[64]).unwrap_err();
+            assert_eq!(error.kind(), kind, "{entry}: {error}");
+            assert!(error.to_string().contains("\"a.w\""), "{entry}: {error}");
+        }
+    }
+
+    #[test]
+    fn the_index_as_a_whole_is_checked() {
+        let cases = [
+            ("", ErrorKind::BadIndex),
+            ("[]", ErrorKind::BadIndex),
+            (r#"{"a": [0, 4, [4], [1], "u8", 0]"#, ErrorKind::BadIndex),
+            (
+                r#"{"a": [0, 4, [4], [1], "u8", 0]} {}"#,
+                ErrorKind::BadIndex,
+            ),
+            (
+                r#"{"a": [0, 4, [4], [1], "u8", 0], "a": [0, 4, [4], [1], "u8", 0]}"#,
+                ErrorKind::DuplicateName,
+            ),
+            (
+                r#"{"a": [0, 4, [4], [1], "u8", 0], "b": [0, 4, [4], [1], "u8"]}"#,
+                ErrorKind::BadEntry,
+            ),
+        ];
+        for (json, kind) in cases {
+            let error = PartitionIndex::parse(json.as_bytes()).unwrap_err();
+            assert_eq!(error.kind(), kind, "{json}: {error}");
+        }
+        assert!(placed("{}", &[]).unwrap().is_empty());
+    }
+}
