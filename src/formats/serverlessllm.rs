@@ -5,24 +5,25 @@
 //! `[offset, size, shape, stride, dtype]` with offsets over all partition files one after the
 //! other, as they lie on disk (padding of their tails included).
 
+mod parse;
+mod view;
+
 use std::fmt;
 use std::path::PathBuf;
 
-use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::Deserializer;
 use smallvec::{SmallVec, smallvec};
 
+pub use view::MAX_EXPANDED_BYTES;
+
 use super::Names;
-use super::json::{Dims, Inspect, Text, note, refusal, stop};
+use super::json::refusal;
 use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
 use crate::tensor::{Extent, Shape, TensorMeta};
 
 /// The name of the index file.
 pub const INDEX_FILE: &str = "tensor_index.json";
-
-/// Largest logical size of an expanded view (stride 0: few stored bytes stand for many), in
-/// bytes. It bounds what a few bytes on disk can make a load allocate.
-pub const MAX_EXPANDED_BYTES: u64 = 256 << 20;
 
 /// Most extents that tensors may be cut into in all, so that a small index over many partitions
 /// cannot ask for unbounded memory.
@@ -78,7 +79,7 @@ impl PartitionIndex {
     /// [`ErrorKind::UnknownDtype`], [`ErrorKind::ShapeMismatch`], [`ErrorKind::Overflow`],
     /// [`ErrorKind::DuplicateName`].
     pub fn parse(json: &[u8]) -> Result<Self> {
-        let mut visitor = IndexVisitor {
+        let mut visitor = parse::IndexVisitor {
             dialect: None,
             entries: Vec::new(),
             failure: None,
@@ -275,274 +276,6 @@ fn global(
         source += 1;
     }
     Ok(extents)
-}
-
-/// Decides what the strides mean for the stored bytes: `None` when they are contiguous.
-fn check_view(
-    dtype: Dtype,
-    shape: &[u64],
-    strides: &[u64],
-    size: u64,
-) -> Result<Option<Box<[u64]>>> {
-    let refuse = |kind, message| Err(Error::new(kind, message));
-    if shape.len() != strides.len() {
-        let (dims, given) = (shape.len(), strides.len());
-        return refuse(
-            ErrorKind::BadEntry,
-            format!(
-                "its shape {shape:?} has {dims} dimensions, its stride {strides:?} has {given}"
-            ),
-        );
-    }
-    let Some(logical) = dtype.nbytes(shape) else {
-        return refuse(
-            ErrorKind::ShapeMismatch,
-            format!("{dtype} of shape {shape:?} does not take a whole number of bytes below 2^64"),
-        );
-    };
-    if is_contiguous(shape, strides) {
-        if logical == size {
-            return Ok(None);
-        }
-        return refuse(
-            ErrorKind::ShapeMismatch,
-            format!("{dtype} of shape {shape:?} takes {logical} bytes, but its size is {size}"),
-        );
-    }
-    if dtype.bits() < 8 {
-        return refuse(
-            ErrorKind::BadEntry,
-            format!(
-                "stride {strides:?} of shape {shape:?} cuts through the bytes of packed {dtype}"
-            ),
-        );
-    }
-    let span = shape
-        .iter()
-        .zip(strides)
-        .try_fold(1_u64, |span, (&dim, &stride)| {
-            span.checked_add((dim - 1).checked_mul(stride)?)
-        })
-        .and_then(|elements| dtype.bytes_for(elements));
-    if span != Some(size) {
-        let covered = span.map_or("more than 2^64".to_owned(), |span| span.to_string());
-        return refuse(
-            ErrorKind::BadEntry,
-            format!(
-                "its shape {shape:?} with stride {strides:?} is a view over {covered} bytes, but \
-                 {size} are stored, and the layout does not record where the view begins"
-            ),
-        );
-    }
-    if logical > size && logical > MAX_EXPANDED_BYTES {
-        return refuse(
-            ErrorKind::BadEntry,
-            format!(
-                "its shape {shape:?} with stride {strides:?} repeats {size} stored bytes into \
-                 {logical}; the limit is {MAX_EXPANDED_BYTES}"
-            ),
-        );
-    }
-    Ok(Some(strides.into()))
-}
-
-/// Whether elements follow each other in row-major order. The stride of a dimension of one
-/// element is never used, and a tensor without elements has nothing to stride over.
-fn is_contiguous(shape: &[u64], strides: &[u64]) -> bool {
-    if shape.contains(&0) {
-        return true;
-    }
-    let mut expected: u64 = 1;
-    for (&dim, &stride) in shape.iter().zip(strides).rev() {
-        if dim != 1 && stride != expected {
-            return false;
-        }
-        // The product was checked to fit when the size was computed; saturation is never equal.
-        expected = expected.saturating_mul(dim);
-    }
-    true
-}
-
-struct IndexVisitor {
-    dialect: Option<Dialect>,
-    entries: Vec<Entry>,
-    failure: Option<Error>,
-}
-
-impl<'de> Visitor<'de> for &mut IndexVisitor {
-    type Value = ();
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("an object of tensors")
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
-        while let Some(name) = map.next_key_seed(Text)? {
-            let fields = map.next_value_seed(EntryVisitor {
-                failure: &mut self.failure,
-            });
-            let finished = match fields {
-                Ok(fields) => self.entry(fields).map_err(|error| {
-                    self.failure = Some(error);
-                    stop()
-                }),
-                Err(error) => {
-                    let message = "its entry must be a list [offset, size, shape, stride, dtype, \
-                                   partition]";
-                    Err(note(&mut self.failure, ErrorKind::BadEntry, message, error))
-                }
-            };
-            match finished {
-                Ok(entry) => self.entries.push(Entry { name, ..entry }),
-                Err(error) => {
-                    self.failure = self.failure.take().map(|error| error.tensor(name));
-                    return Err(error);
-                }
-            }
-        }
-        Ok(())
-    }
-}
-
-impl IndexVisitor {
-    /// Checks the fields of one entry; the name is filled in by the caller.
-    fn entry(&mut self, mut fields: Fields) -> Result<Entry> {
-        let dialect = match fields.partition {
-            Some(_) => Dialect::Local,
-            None => Dialect::Global,
-        };
-        if *self.dialect.get_or_insert(dialect) != dialect {
-            return Err(Error::new(
-                ErrorKind::BadEntry,
-                "entries of 5 and of 6 elements are mixed in one index, so offsets are ambiguous",
-            ));
-        }
-        let (dtype, counts_pairs) = fields.dtype;
-        if counts_pairs {
-            pairs_to_elements(&mut fields.shape, &mut fields.stride, fields.size);
-        }
-        Ok(Entry {
-            name: Box::default(),
-            strides: check_view(dtype, &fields.shape, &fields.stride, fields.size)?,
-            offset: fields.offset,
-            size: fields.size,
-            shape: fields.shape,
-            dtype,
-            partition: fields.partition.unwrap_or(0),
-        })
-    }
-}
-
-/// torch's `float4_e2m1fn_x2` counts pairs: its shape has one byte per element. The size tells
-/// such a shape from one that counts 4-bit elements, as ours do.
-fn pairs_to_elements(shape: &mut [u64], stride: &mut [u64], size: u64) {
-    if Dtype::U8.nbytes(shape) != Some(size) || size == 0 || !is_contiguous(shape, stride) {
-        return;
-    }
-    let Some((last, outer)) = shape.split_last_mut() else {
-        return;
-    };
-    if let Some(doubled) = last.checked_mul(2) {
-        *last = doubled;
-        let outer_strides = stride.iter_mut().take(outer.len());
-        for stride in outer_strides {
-            *stride = stride.saturating_mul(2);
-        }
-        if let Some(innermost) = stride.last_mut() {
-            *innermost = 1;
-        }
-    }
-}
-
-struct Fields {
-    offset: u64,
-    size: u64,
-    shape: Shape,
-    stride: Shape,
-    /// And whether the spelling is one that counts pairs.
-    dtype: (Dtype, bool),
-    partition: Option<u64>,
-}
-
-struct EntryVisitor<'f> {
-    failure: &'f mut Option<Error>,
-}
-
-impl<'de> DeserializeSeed<'de> for EntryVisitor<'_> {
-    type Value = Fields;
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Fields, D::Error> {
-        deserializer.deserialize_seq(self)
-    }
-}
-
-impl EntryVisitor<'_> {
-    /// The next element of the entry, which must be there and must be `what`.
-    fn next<'de, A: SeqAccess<'de>, S: DeserializeSeed<'de>>(
-        &mut self,
-        list: &mut A,
-        seed: S,
-        what: &str,
-    ) -> Result<S::Value, A::Error> {
-        match list.next_element_seed(seed) {
-            Ok(Some(value)) => Ok(value),
-            Ok(None) => {
-                let message = format!("its entry ends before {what}; 5 or 6 elements are needed");
-                *self.failure = Some(Error::new(ErrorKind::BadEntry, message));
-                Err(stop())
-            }
-            Err(error) => {
-                let message = format!("its entry is malformed at {what}");
-                Err(note(self.failure, ErrorKind::BadEntry, &message, error))
-            }
-        }
-    }
-}
-
-impl<'de> Visitor<'de> for EntryVisitor<'_> {
-    type Value = Fields;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a list of 5 or 6 elements")
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(mut self, mut list: A) -> Result<Fields, A::Error> {
-        use std::marker::PhantomData;
-        let list = &mut list;
-        let offset = self.next(list, PhantomData, "the offset, a whole number")?;
-        let size = self.next(list, PhantomData, "the size, a whole number")?;
-        let shape = self.next(list, Dims, "the shape, a list of whole numbers")?;
-        let stride = self.next(list, Dims, "the stride, a list of whole numbers")?;
-        let look = |name: &str| match Dtype::from_torch(name) {
-            Some(dtype) => Ok((dtype, name.ends_with("_x2"))),
-            None => Err(Box::<str>::from(name)),
-        };
-        let dtype = match self.next(list, Inspect(look), "the dtype, a string")? {
-            Ok(dtype) => dtype,
-            Err(name) => {
-                let message = format!("unknown dtype {name:?}");
-                *self.failure = Some(Error::new(ErrorKind::UnknownDtype, message));
-                return Err(stop());
-            }
-        };
-        let partition = list.next_element().map_err(|error| {
-            let message = "its entry is malformed at the partition, a whole number";
-            note(self.failure, ErrorKind::BadEntry, message, error)
-        })?;
-        if partition.is_some() && list.next_element::<IgnoredAny>()?.is_some() {
-            let message = "its entry has more than 6 elements";
-            *self.failure = Some(Error::new(ErrorKind::BadEntry, message));
-            return Err(stop());
-        }
-        Ok(Fields {
-            offset,
-            size,
-            shape,
-            stride,
-            dtype,
-            partition,
-        })
-    }
 }
 
 #[cfg(test)]
