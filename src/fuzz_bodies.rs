@@ -6,7 +6,8 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use crate::checkpoint::{Checkpoint, Layout};
+use crate::checkpoint::Checkpoint;
+use crate::formats::Layout;
 use crate::formats::index::ShardIndex;
 use crate::storage::{MemorySource, Source};
 

@@ -507,9 +507,7 @@ fn scatter(copy: &CopySpec, from: &[u8], region: &Arc<Region>) {
 }
 
 fn no_memory(bytes: u64) -> Error {
-    Error::new(
-        ErrorKind::Io,
-        format!("cannot reserve {bytes} bytes of memory"),
-    )
-    .help("stream with a smaller budget, or select fewer tensors")
+    let what = format!("cannot reserve {bytes} bytes of memory");
+    Error::new(ErrorKind::OutOfMemory, what)
+        .help("stream with a smaller budget, or select fewer tensors")
 }
