@@ -1,9 +1,13 @@
-//! What is known of a tensor before a byte of it is read.
+//! Tensors: what is known of one before a byte of it is read, and one in memory.
+
+use std::fmt;
+use std::sync::Arc;
 
 use serde::Serialize;
 use smallvec::SmallVec;
 
 use crate::dtype::Dtype;
+use crate::storage::region::Tenancy;
 
 /// Dimensions of a tensor, outermost first; `[]` is a scalar.
 pub type Shape = SmallVec<[u64; 4]>;
@@ -54,6 +58,87 @@ impl TensorMeta {
     /// Bytes stored in the extents. Differs from [`nbytes`](Self::nbytes) only for expanded views.
     pub fn stored_bytes(&self) -> u64 {
         self.extents.iter().map(|extent| extent.len).sum()
+    }
+}
+
+/// A tensor in memory: contiguous, little-endian, row-major.
+///
+/// Keeps its own memory alive, not the checkpoint. Clones share the memory; the pages go back to
+/// the system when the last clone is dropped. The address is a multiple of the element size (see
+/// [`Dtype::alignment`]), or of what [`Settings::align`](crate::Settings) asked for.
+#[derive(Clone)]
+pub struct Tensor {
+    name: Box<str>,
+    dtype: Dtype,
+    shape: Shape,
+    /// `None` for tensors without bytes.
+    data: Option<Arc<Tenancy>>,
+}
+
+impl Tensor {
+    pub(crate) fn new(name: Box<str>, dtype: Dtype, shape: Shape, data: Tenancy) -> Self {
+        Self {
+            name,
+            dtype,
+            shape,
+            data: Some(Arc::new(data)),
+        }
+    }
+
+    pub(crate) fn empty(name: Box<str>, dtype: Dtype, shape: Shape) -> Self {
+        Self {
+            name,
+            dtype,
+            shape,
+            data: None,
+        }
+    }
+
+    /// The name in the checkpoint.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Element type.
+    pub fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+
+    /// Dimensions, outermost first; those of the slice where one was selected.
+    pub fn shape(&self) -> &[u64] {
+        &self.shape
+    }
+
+    /// Length in bytes.
+    pub fn nbytes(&self) -> usize {
+        self.bytes().len()
+    }
+
+    /// The bytes: elements in row-major order, little-endian.
+    pub fn bytes(&self) -> &[u8] {
+        self.data.as_ref().map_or(&[], |data| data.bytes())
+    }
+
+    /// The bytes for writing. Never reaches a file. `None` while a clone, or another name of tied
+    /// weights, shares the memory.
+    pub fn bytes_mut(&mut self) -> Option<&mut [u8]> {
+        match &mut self.data {
+            None => Some(&mut []),
+            Some(data) => Arc::get_mut(data)?.bytes_mut(),
+        }
+    }
+}
+
+impl fmt::Debug for Tensor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "Tensor({:?}, {}, {:?}, {} bytes)",
+            self.name,
+            self.dtype,
+            self.shape.as_slice(),
+            self.nbytes()
+        )
     }
 }
 

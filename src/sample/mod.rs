@@ -12,13 +12,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use serde::Serialize;
 
+use crate::checkpoint::Layout;
 use crate::converters::{
     AtomicFile, CheckpointWriter, OutputTensor, SafetensorsOptions, ServerlessLlmOptions, Sharding,
     TensorSink, WriteOptions, plan_safetensors, plan_serverlessllm,
 };
 use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
-use crate::layout::Layout;
 
 /// Bytes generated and written at a time by each thread.
 const CHUNK_BYTES: usize = 1 << 20;

@@ -1,0 +1,253 @@
+//! A checkpoint: sources, and where in them each tensor lies. Both layouts reduce to it.
+//!
+//! Opening reads headers and indexes only. What was opened is complete: every tensor that
+//! [`Checkpoint::tensors`] lists is inside its source, as far as sizes can tell.
+
+mod layout;
+mod near;
+mod open;
+mod resolve;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+pub use layout::{Layout, UnknownLayout};
+
+use crate::engine::Engine;
+use crate::error::{Error, ErrorKind, Result};
+use crate::formats::Names;
+use crate::storage::Source;
+use crate::tensor::TensorMeta;
+
+/// An opened checkpoint. Cheap to clone; clones are handles to the same one.
+#[derive(Clone)]
+pub struct Checkpoint {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    engine: Engine,
+    root: PathBuf,
+    layout: Layout,
+    sources: Vec<Arc<dyn Source>>,
+    tensors: Vec<TensorMeta>,
+    names: Names,
+    metadata: BTreeMap<String, String>,
+    total_bytes: u64,
+}
+
+/// What a layout's reader found.
+struct Contents {
+    sources: Vec<Arc<dyn Source>>,
+    tensors: Vec<TensorMeta>,
+    names: Names,
+    metadata: BTreeMap<String, String>,
+}
+
+impl Checkpoint {
+    /// Opens a folder, a SafeTensors file, a `*.index.json` or a `tensor_index.json` with the
+    /// shared engine and finds out the layout.
+    ///
+    /// In a folder, the first of these decides: a `model.safetensors.index.json` or
+    /// `model.safetensors`; the same names with `diffusion_pytorch_model` and `adapter_model` for
+    /// `model`; one variant of these (`model.fp16.safetensors`); any single index, single file or
+    /// complete set of numbered shards. `consolidated` files count only where nothing else is
+    /// there. An index decides alone what belongs to the checkpoint: tensors that it does not
+    /// list do not exist.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`], [`ErrorKind::NotAFile`], [`ErrorKind::NoWeights`];
+    /// [`ErrorKind::InvalidArgument`] for a folder where more than one checkpoint could be meant
+    /// (it lists them); [`ErrorKind::MissingShard`], [`ErrorKind::MissingTensor`],
+    /// [`ErrorKind::PartitionMissing`], [`ErrorKind::PartitionTooSmall`]; [`ErrorKind::Io`]; and
+    /// what [`crate::formats`] refuses.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        Self::options().open(path)
+    }
+
+    /// Options for opening: the layout and the engine can be told.
+    pub fn options() -> OpenOptions {
+        OpenOptions::default()
+    }
+
+    /// A checkpoint of sources that need not be files.
+    ///
+    /// SafeTensors: each source is a file of its own, or a shard when `index` has the bytes of a
+    /// `*.index.json`; the index's file names are compared with the ends of the sources' paths,
+    /// and sources that it does not name are left alone. ServerlessLLM: `index` has the bytes of
+    /// `tensor_index.json`, and the sources are the partitions in order.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open); [`ErrorKind::DuplicateName`] when two files hold one name.
+    pub fn from_sources(
+        layout: Layout,
+        sources: Vec<Arc<dyn Source>>,
+        index: Option<&[u8]>,
+    ) -> Result<Self> {
+        let contents = match (layout, index) {
+            (Layout::SafeTensors, None) => open::safetensors_files(sources)?,
+            (Layout::SafeTensors, Some(index)) => open::safetensors_shards(sources, index)?,
+            (Layout::ServerlessLlm, Some(index)) => open::serverlessllm(sources, index)?,
+            (Layout::ServerlessLlm, None) => {
+                return Err(Error::new(
+                    ErrorKind::InvalidArgument,
+                    "a ServerlessLLM checkpoint cannot be read without its tensor_index.json",
+                ));
+            }
+        };
+        Self::new(Engine::shared(), PathBuf::new(), layout, contents)
+    }
+
+    fn new(engine: Engine, root: PathBuf, layout: Layout, contents: Contents) -> Result<Self> {
+        let total_bytes = contents
+            .tensors
+            .iter()
+            .try_fold(0_u64, |sum, tensor| sum.checked_add(tensor.nbytes()))
+            .ok_or_else(|| {
+                Error::new(
+                    ErrorKind::Overflow,
+                    "the tensors have more than 2^64 bytes together",
+                )
+                .at(&root)
+            })?;
+        Ok(Self {
+            inner: Arc::new(Inner {
+                engine,
+                root,
+                layout,
+                sources: contents.sources,
+                tensors: contents.tensors,
+                names: contents.names,
+                metadata: contents.metadata,
+                total_bytes,
+            }),
+        })
+    }
+
+    /// The engine that loads of this checkpoint use.
+    pub fn engine(&self) -> &Engine {
+        &self.inner.engine
+    }
+
+    /// The folder of the checkpoint's files, where its side files (`config.json`, the tokenizer)
+    /// lie. Empty for a checkpoint made by [`from_sources`](Self::from_sources).
+    pub fn root(&self) -> &Path {
+        &self.inner.root
+    }
+
+    /// The layout it is stored in.
+    pub fn layout(&self) -> Layout {
+        self.inner.layout
+    }
+
+    /// The sources; extents and plans name them by index.
+    pub fn sources(&self) -> &[Arc<dyn Source>] {
+        &self.inner.sources
+    }
+
+    /// All tensors, ordered by source, offset and name.
+    pub fn tensors(&self) -> &[TensorMeta] {
+        &self.inner.tensors
+    }
+
+    /// The tensor called `name`.
+    pub fn tensor(&self, name: &str) -> Option<&TensorMeta> {
+        self.position(name).map(|at| &self.inner.tensors[at])
+    }
+
+    /// The position of the tensor called `name` in [`tensors`](Self::tensors).
+    pub fn position(&self, name: &str) -> Option<usize> {
+        let tensors = &self.inner.tensors;
+        self.inner.names.find(name, |at| &tensors[at].name)
+    }
+
+    /// The tensor called `name`, or an error with up to three names that are close to it.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NoSuchTensor`].
+    pub fn require(&self, name: &str) -> Result<&TensorMeta> {
+        self.tensor(name).ok_or_else(|| {
+            let count = self.inner.tensors.len();
+            let mut error = Error::new(
+                ErrorKind::NoSuchTensor,
+                format!("no tensor of this name among the {count} of the checkpoint"),
+            )
+            .tensor(name);
+            if !self.inner.root.as_os_str().is_empty() {
+                error = error.at(&self.inner.root);
+            }
+            let known = self.inner.tensors.iter().map(|tensor| &*tensor.name);
+            let near: Vec<String> = near::nearest(name, known)
+                .into_iter()
+                .map(|near| format!("{near:?}"))
+                .collect();
+            if near.is_empty() {
+                error
+            } else {
+                error.help(format!("did you mean {}?", near.join(" or ")))
+            }
+        })
+    }
+
+    /// The `__metadata__` of all shards together; of a key that occurs twice, the first shard's
+    /// value. Empty for ServerlessLLM, which has no metadata.
+    pub fn metadata(&self) -> &BTreeMap<String, String> {
+        &self.inner.metadata
+    }
+
+    /// Bytes of all tensors when contiguous: the sum of [`TensorMeta::nbytes`].
+    pub fn total_bytes(&self) -> u64 {
+        self.inner.total_bytes
+    }
+}
+
+impl fmt::Debug for Checkpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Checkpoint")
+            .field("root", &self.inner.root)
+            .field("layout", &self.inner.layout)
+            .field("sources", &self.inner.sources.len())
+            .field("tensors", &self.inner.tensors.len())
+            .field("total_bytes", &self.inner.total_bytes)
+            .finish_non_exhaustive()
+    }
+}
+
+/// How to open a checkpoint: made by [`Checkpoint::options`].
+#[derive(Debug, Clone, Default)]
+pub struct OpenOptions {
+    layout: Option<Layout>,
+    engine: Option<Engine>,
+}
+
+impl OpenOptions {
+    /// Says which layout it is: needed where a folder holds both, or where a SafeTensors file has
+    /// a name ending in `.json`.
+    #[must_use]
+    pub fn layout(mut self, layout: Layout) -> Self {
+        self.layout = Some(layout);
+        self
+    }
+
+    /// Uses this engine and not the shared one.
+    #[must_use]
+    pub fn engine(mut self, engine: Engine) -> Self {
+        self.engine = Some(engine);
+        self
+    }
+
+    /// Opens the checkpoint at `path`.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::open`].
+    pub fn open(self, path: impl AsRef<Path>) -> Result<Checkpoint> {
+        let engine = self.engine.unwrap_or_else(Engine::shared);
+        let found = resolve::resolve(path.as_ref(), self.layout)?;
+        tracing::debug!(path = %path.as_ref().display(), ?found, "resolved checkpoint");
+        let (root, layout) = (found.root(), found.layout());
+        let contents = open::open(found, &engine)?;
+        Checkpoint::new(engine, root, layout, contents)
+    }
+}

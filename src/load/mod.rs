@@ -1,0 +1,236 @@
+//! Loading: from a checkpoint and a selection to tensors in memory.
+//!
+//! One [`Loader`] for every way: all at once ([`Loader::load`], [`Loader::load_async`]), as they
+//! arrive ([`Loader::stream`]), or into memory of the caller ([`Loader::load_into`]). What it will
+//! do can be seen before, without reading a byte: [`Loader::plan`] and [`Loader::schedule`].
+
+mod delivery;
+mod lazy;
+mod report;
+mod run;
+mod sink;
+mod stream;
+mod tensors;
+
+use std::sync::Arc;
+
+pub use lazy::LazyTensors;
+pub use report::LoadReport;
+pub use run::CancelToken;
+pub use stream::TensorStream;
+pub use tensors::Tensors;
+
+use crate::checkpoint::Checkpoint;
+use crate::error::Result;
+use crate::facts::Facts;
+use crate::plan::{PlanOptions, ReadPlan, Selection, Span};
+use crate::schedule::{AccessMode, Order, Schedule, Settings};
+use crate::storage::BackendKind;
+
+impl Checkpoint {
+    /// Loads all tensors with the `default` backend.
+    ///
+    /// # Errors
+    /// As [`Loader::load`].
+    pub fn load(&self) -> Result<Tensors> {
+        self.loader().load()
+    }
+
+    /// A loader for all tensors, to be narrowed and tuned.
+    pub fn loader(&self) -> Loader {
+        Loader {
+            checkpoint: self.clone(),
+            selection: Selection::all(),
+            options: PlanOptions::default(),
+            settings: Settings::default(),
+            cancel: CancelToken::default(),
+        }
+    }
+
+    /// Lazy handles: nothing is read before a tensor's bytes are touched.
+    pub fn lazy(&self) -> LazyTensors {
+        LazyTensors::new(self.clone())
+    }
+}
+
+/// What to load and how. Cheap to clone; nothing is read before one of its verbs is called.
+#[derive(Debug, Clone)]
+pub struct Loader {
+    checkpoint: Checkpoint,
+    selection: Selection,
+    options: PlanOptions,
+    settings: Settings,
+    cancel: CancelToken,
+}
+
+impl Loader {
+    /// Which tensors, and which slices of them.
+    #[must_use]
+    pub fn select(mut self, selection: Selection) -> Self {
+        self.selection = selection;
+        self
+    }
+
+    /// Who reads.
+    #[must_use]
+    pub fn backend(mut self, backend: BackendKind) -> Self {
+        self.settings.backend = backend;
+        self
+    }
+
+    /// Page cache or not.
+    #[must_use]
+    pub fn access(mut self, access: AccessMode) -> Self {
+        self.settings.access = access;
+        self
+    }
+
+    /// Threads or rings.
+    #[must_use]
+    pub fn workers(mut self, workers: usize) -> Self {
+        self.settings.workers = Some(workers);
+        self
+    }
+
+    /// Bytes that a stream may hold in flight and not yet taken. One tensor that is larger goes
+    /// through alone.
+    #[must_use]
+    pub fn budget(mut self, bytes: u64) -> Self {
+        self.settings.budget = Some(bytes);
+        self
+    }
+
+    /// Aligns every tensor's address to so many bytes.
+    #[must_use]
+    pub fn align(mut self, bytes: u64) -> Self {
+        self.settings.align = Some(bytes);
+        self
+    }
+
+    /// The order in which a stream hands tensors out.
+    #[must_use]
+    pub fn order(mut self, order: Order) -> Self {
+        self.settings.order = order;
+        self
+    }
+
+    /// Replaces all settings at once, the backend included.
+    #[must_use]
+    pub fn settings(mut self, settings: Settings) -> Self {
+        self.settings = settings;
+        self
+    }
+
+    /// How reads are coalesced.
+    #[must_use]
+    pub fn plan_options(mut self, options: PlanOptions) -> Self {
+        self.options = options;
+        self
+    }
+
+    /// Lets `token` end the load from another thread.
+    #[must_use]
+    pub fn cancel_with(mut self, token: CancelToken) -> Self {
+        self.cancel = token;
+        self
+    }
+
+    /// What will be read. Pure: the files are not looked at.
+    ///
+    /// # Errors
+    /// [`NoSuchTensor`](crate::ErrorKind::NoSuchTensor) and
+    /// [`InvalidArgument`](crate::ErrorKind::InvalidArgument) for selections that do not fit.
+    pub fn plan(&self) -> Result<ReadPlan> {
+        ReadPlan::new(&self.checkpoint, &self.selection, &self.options)
+    }
+
+    /// How it will be read, on this machine and with what is in the page cache now.
+    ///
+    /// # Errors
+    /// As [`plan`](Self::plan); [`Unavailable`](crate::ErrorKind::Unavailable) for an explicit
+    /// backend that cannot run here.
+    pub fn schedule(&self) -> Result<Schedule> {
+        let plan = self.plan()?;
+        Schedule::lower(&plan, &self.facts(&plan), &self.settings)
+    }
+
+    /// What is known of this machine and of the parts of files that `plan` reads.
+    pub fn facts(&self, plan: &ReadPlan) -> Facts {
+        let range = |span: &Span| (span.source, span.offset, span.len);
+        let ranges: Vec<_> = plan.spans.iter().map(range).collect();
+        let checkpoint = &self.checkpoint;
+        Facts::probe_with(
+            checkpoint.engine().io_uring(),
+            checkpoint.sources(),
+            &ranges,
+        )
+    }
+
+    /// Loads the selection, blocking, and returns when every byte is in memory.
+    ///
+    /// # Errors
+    /// As [`schedule`](Self::schedule); [`Truncated`](crate::ErrorKind::Truncated),
+    /// [`SourceChanged`](crate::ErrorKind::SourceChanged) and [`Io`](crate::ErrorKind::Io) with
+    /// file and tensor; [`Cancelled`](crate::ErrorKind::Cancelled). After an error there are no
+    /// tensors, and nothing is in flight.
+    pub fn load(&self) -> Result<Tensors> {
+        run::load(self)
+    }
+
+    /// As [`load`](Self::load), for async callers: no thread of theirs is ever blocked, and any
+    /// executor will do. Dropping the future cancels the load; what is in flight is drained in the
+    /// background.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load).
+    pub async fn load_async(&self) -> Result<Tensors> {
+        run::load_async(self).await
+    }
+
+    /// Hands tensors out as they arrive, or by name, while the rest is being read. Planning
+    /// happens here; reading happens on threads of the stream.
+    ///
+    /// # Errors
+    /// As [`schedule`](Self::schedule); what fails later is an item of the stream, its last.
+    pub fn stream(&self) -> Result<TensorStream> {
+        run::stream(self)
+    }
+
+    /// Loads into memory of the caller: exactly one buffer of [`PlannedTensor::nbytes`] for each
+    /// tensor of the selection, by name. Long runs are read into place; the rest is copied.
+    ///
+    /// [`PlannedTensor::nbytes`]: crate::plan::PlannedTensor::nbytes
+    ///
+    /// # Errors
+    /// As [`load`](Self::load); [`InvalidArgument`](crate::ErrorKind::InvalidArgument) for a
+    /// missing, superfluous or ill-sized buffer. After an error the buffers' contents are
+    /// unspecified.
+    pub fn load_into<'a>(
+        &self,
+        buffers: impl IntoIterator<Item = (&'a str, &'a mut [u8])>,
+    ) -> Result<LoadReport> {
+        run::load_into(self, buffers.into_iter().collect())
+    }
+
+    pub(crate) fn checkpoint(&self) -> &Checkpoint {
+        &self.checkpoint
+    }
+
+    /// The same loader for a load that hands everything out at its end, where a budget would let
+    /// it wait for itself.
+    fn without_budget(mut self) -> Self {
+        self.settings.budget = None;
+        self.settings.order = Order::Arrival;
+        self
+    }
+
+    /// Plan, schedule and everything else that comes before the first read.
+    fn prepare(&self, lend: bool) -> Result<(Arc<ReadPlan>, Schedule)> {
+        let plan = Arc::new(self.plan()?);
+        let facts = self.facts(&plan);
+        let schedule = Schedule::lower_for(&plan, &facts, &self.settings, lend)?;
+        let decision = schedule.decision();
+        tracing::debug!(backend = %decision.backend, reason = %decision.reason, "load scheduled");
+        Ok((plan, schedule))
+    }
+}

@@ -1,0 +1,88 @@
+//! `sync`: positioned POSIX reads, thread-parallel.
+
+use std::io;
+use std::sync::Arc;
+
+use crate::storage::backends::Backend;
+use crate::storage::job::{Claim, Flight, Job};
+use crate::storage::local::read_file_at;
+use crate::storage::{Access, Source};
+
+/// Threads that claim requests in turn. They live as long as the job, so that a load leaves no
+/// idle threads behind and a forked child misses none.
+#[derive(Debug)]
+pub(crate) struct SyncBackend;
+
+impl Backend for SyncBackend {
+    fn execute(&self, job: &Arc<Job>) {
+        on_threads(job, read_claimed);
+    }
+}
+
+/// Runs `work` on every claimed request, on as many threads as the schedule has workers; the
+/// calling thread is one of them.
+pub(super) fn on_threads(job: &Job, work: impl Fn(&Job, u32) + Sync) {
+    let workers = job
+        .schedule()
+        .decision()
+        .workers
+        .min(job.schedule().requests.len());
+    std::thread::scope(|scope| {
+        for number in 1..workers {
+            let named = std::thread::Builder::new().name(format!("tensora-{number}"));
+            // A system short of threads still loads, with those that it gave.
+            if named
+                .spawn_scoped(scope, || claim_until_end(job, &work))
+                .is_err()
+            {
+                tracing::warn!(
+                    workers = number,
+                    "fewer workers than planned: no more threads"
+                );
+                break;
+            }
+        }
+        claim_until_end(job, &work);
+    });
+}
+
+fn claim_until_end(job: &Job, work: &(impl Fn(&Job, u32) + Sync)) {
+    loop {
+        match job.claim() {
+            Claim::Read(id) => work(job, id),
+            Claim::Full(bytes) => job.sink().wait_for_room(bytes),
+            Claim::End => break,
+        }
+    }
+}
+
+/// Reads one claimed request to its end.
+pub(super) fn read_claimed(job: &Job, id: u32) {
+    match job.start(id) {
+        Ok(flight) => read_to_end(job, flight),
+        Err(error) => job.sink().fail(error),
+    }
+}
+
+fn read_to_end(job: &Job, mut flight: Flight) {
+    let request = job.request(flight.request);
+    let source = job.source(flight.request);
+    loop {
+        let access = flight.progress.access;
+        let (offset, rest) = flight.rest(request);
+        let answer = read_at(&**source, access, offset, rest);
+        if !job.advance(&mut flight, answer) {
+            break;
+        }
+    }
+    job.land(flight);
+}
+
+fn read_at(source: &dyn Source, access: Access, offset: u64, into: &mut [u8]) -> io::Result<usize> {
+    match (access, source.local()) {
+        (Access::Direct, Some(file)) => {
+            read_file_at(&*file.descriptor(Access::Direct)?, offset, into)
+        }
+        _ => source.read_at(offset, into),
+    }
+}
