@@ -29,6 +29,6 @@ pub use facts::Facts;
 pub use load::{CancelToken, LazyTensors, LoadReport, Loader, TensorStream, Tensors};
 pub use plan::{PlanOptions, ReadPlan, Selection, Slice, Split};
 pub use policy::Decision;
-pub use schedule::{AccessMode, Order, Schedule, Settings};
+pub use schedule::{AccessMode, Order, Schedule, ScheduleExplanation, Settings};
 pub use storage::BackendKind;
 pub use tensor::{Extent, Shape, Tensor, TensorMeta, contiguous_strides};

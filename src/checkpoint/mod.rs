@@ -3,6 +3,7 @@
 //! Opening reads headers and indexes only. What was opened is complete: every tensor that
 //! [`Checkpoint::tensors`] lists is inside its source, as far as sizes can tell.
 
+mod candidates;
 mod layout;
 mod near;
 mod open;
