@@ -6,6 +6,8 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+pub use crate::plan::cases::plan;
+
 use crate::checkpoint::Checkpoint;
 use crate::formats::Layout;
 use crate::formats::index::ShardIndex;
