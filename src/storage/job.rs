@@ -539,9 +539,7 @@ fn source_error(action: &str, source: &dyn Source, error: io::Error) -> Error {
 }
 
 fn no_memory(bytes: u64) -> Error {
-    Error::new(
-        ErrorKind::Io,
-        format!("cannot reserve {bytes} bytes of memory"),
-    )
-    .help("stream with a smaller budget, or select fewer tensors")
+    let what = format!("cannot reserve {bytes} bytes of memory");
+    Error::new(ErrorKind::OutOfMemory, what)
+        .help("stream with a smaller budget, or select fewer tensors")
 }
