@@ -11,8 +11,11 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-# Where raw memory is handled without system calls, which Miri does not know.
-miri_filters=(storage::region storage::arena)
+# Where raw memory is handled without system calls, which Miri does not know: regions, and jobs over
+# sources in memory, read by threads and by a scripted ring that writes as late as a kernel.
+miri_filters=(storage::region storage::arena storage::progress storage::backends)
+# Leaves memory behind on purpose, as a broken ring does, which the leak detectors would report.
+leaks=a_broken_ring_never_answers
 host=$(rustc -vV | sed -n 's/^host: //p')
 
 missing() {
@@ -32,7 +35,7 @@ miri() {
     echo "==> Miri: ${miri_filters[*]}"
     # Temporary files of the tests are real.
     MIRIFLAGS="${MIRIFLAGS:-} -Zmiri-disable-isolation" \
-        cargo +nightly miri test -p tensora --lib --locked -- "${miri_filters[@]}"
+        cargo +nightly miri test -p tensora --lib --locked -- "${miri_filters[@]}" --skip "$leaks"
 }
 
 asan() {
@@ -40,7 +43,7 @@ asan() {
     # A target is named so that build scripts and macros are built without the sanitizer.
     RUSTFLAGS="${RUSTFLAGS:-} -Zsanitizer=address" \
         cargo +nightly test --target "$host" --target-dir target/asan \
-        -p tensora --lib --locked
+        -p tensora --lib --locked -- --skip "$leaks"
 }
 
 case ${1:-both} in

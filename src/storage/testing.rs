@@ -15,6 +15,13 @@ use crate::storage::region::Tenancy;
 use crate::storage::{MemorySource, Source};
 use crate::tensor::{Extent, TensorMeta};
 
+/// Tensors around a chunk of 4096 bytes: in place, misaligned, small and large. Fewer for Miri.
+pub(crate) const SIZES: &[u64] = if cfg!(miri) {
+    &[5000, 6, 4098, 20]
+} else {
+    &[10_000, 6, 4098, 4096, 20, 9_000]
+};
+
 /// A job, what it should deliver, and what it does.
 pub(crate) struct Trial {
     pub(crate) job: Arc<Job>,
@@ -56,9 +63,8 @@ pub(crate) fn tensors(sizes: &[u64]) -> (Vec<TensorMeta>, Vec<u8>) {
         });
         at += len;
     }
-    let bytes = (0..at + 100)
-        .map(|at| (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as u8)
-        .collect();
+    let word = |at: u64| at.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_be_bytes();
+    let bytes = (0..at / 8 + 20).flat_map(word).collect();
     (metas, bytes)
 }
 

@@ -86,3 +86,54 @@ fn read_at(source: &dyn Source, access: Access, offset: u64, into: &mut [u8]) ->
         _ => source.read_at(offset, into),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::ErrorKind;
+    use crate::schedule::{AccessMode, Settings};
+    use crate::storage::testing::{SIZES, Trial};
+    use crate::storage::{Fault, FaultSource};
+
+    fn settings(access: AccessMode, budget: Option<u64>) -> Settings {
+        Settings {
+            workers: Some(3),
+            chunk_bytes: Some(4096),
+            access,
+            budget,
+            ..Settings::default()
+        }
+    }
+
+    #[test]
+    fn workers_deliver_in_place_and_staged_reads_through_short_ones() {
+        for access in [AccessMode::Buffered, AccessMode::Direct] {
+            for budget in [None, Some(1)] {
+                let trial = Trial::new(SIZES, &settings(access, budget), |memory| {
+                    Arc::new(FaultSource::new(memory, |number, _, _| match number % 3 {
+                        0 => Fault::Short(1000),
+                        1 => Fault::Error(io::ErrorKind::Interrupted),
+                        _ => Fault::None,
+                    }))
+                });
+                SyncBackend.execute(&trial.job);
+                trial.assert_delivered();
+            }
+        }
+    }
+
+    #[test]
+    fn after_a_failure_nothing_is_in_flight() {
+        let trial = Trial::new(SIZES, &settings(AccessMode::Direct, None), |memory| {
+            let broken = |number, _, _| match number {
+                3 => Fault::Error(io::ErrorKind::ConnectionReset),
+                _ => Fault::None,
+            };
+            Arc::new(FaultSource::new(memory, broken))
+        });
+        SyncBackend.execute(&trial.job);
+        let failure = trial.outcome.failure();
+        assert_eq!(failure.as_ref().unwrap().kind(), ErrorKind::Io);
+        assert_eq!(trial.job.in_flight(), 0);
+    }
+}

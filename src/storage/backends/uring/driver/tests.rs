@@ -11,10 +11,8 @@ use super::*;
 use crate::error::ErrorKind;
 use crate::schedule::{AccessMode, Settings};
 use crate::storage::BackendKind;
-use crate::storage::testing::{Outcome, Trial};
+use crate::storage::testing::{Outcome, SIZES, Trial};
 
-/// Tensors around the chunk of 4096 bytes: in place, misaligned, and smaller than any.
-const SIZES: [u64; 6] = [10_000, 6, 4098, 4096, 20, 9_000];
 const SEEDS: u64 = if cfg!(miri) { 3 } else { 300 };
 
 /// What the ring does next.
@@ -119,13 +117,9 @@ impl ScriptedRing {
             Answer::Short => self.random.below(read.bytes.len() as u64 + 1).max(1) as usize,
         };
         let count = count.min(read.bytes.len());
-        for (index, byte) in read.bytes[..count].iter().enumerate() {
-            // SAFETY: inside of the buffer that was pushed, which the driver keeps untouched
-            // until this answer is reaped.
-            let to = unsafe { read.at.add(index) };
-            // SAFETY: as above.
-            unsafe { to.write(*byte) };
-        }
+        // SAFETY: at most as long as the buffer that was pushed, which the driver keeps untouched
+        // until this answer is reaped.
+        unsafe { std::ptr::copy_nonoverlapping(read.bytes.as_ptr(), read.at, count) };
         self.answered.push((read.token, count as i32));
         if self.answers == self.script.cancel_after {
             self.outcome.cancelled.store(true, Ordering::SeqCst);
@@ -233,7 +227,7 @@ fn settings(seed: u64) -> Settings {
 fn run(script: impl Fn() -> Script, judge: impl Fn(&Trial, &ScriptedRing)) {
     for seed in 1..=SEEDS {
         let depth = 1 + (seed % 9) as usize;
-        let trial = Trial::new(&SIZES, &settings(seed), |source| source);
+        let trial = Trial::new(SIZES, &settings(seed), |source| source);
         let mut ring = ScriptedRing::new(seed, depth, script(), &trial);
         drive(&trial.job, &mut ring, depth);
         if !ring.broken {
@@ -395,7 +389,7 @@ fn reads_that_a_broken_ring_never_answers_are_leaked_and_counted() {
         answers_when_broken: false,
         ..WELL
     };
-    let trial = Trial::new(&SIZES, &settings(1), |source| source);
+    let trial = Trial::new(SIZES, &settings(1), |source| source);
     let mut ring = ScriptedRing::new(1, 4, script, &trial);
     drive(&trial.job, &mut ring, 4);
     let leaked = trial.job.counters.leaked.load(Ordering::Relaxed);
