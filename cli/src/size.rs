@@ -58,11 +58,6 @@ pub fn bytes(count: u64) -> String {
     format!("{} {unit}", text.strip_suffix(".0").unwrap_or(&text))
 }
 
-/// A duration in milliseconds or seconds.
-pub fn time(duration: Duration) -> String {
-    milliseconds(millis(duration))
-}
-
 /// Milliseconds, in milliseconds or seconds.
 pub fn milliseconds(ms: f64) -> String {
     match ms {
