@@ -92,19 +92,26 @@ pub fn on_interrupt() {
 impl Output {
     /// Removes what can be removed; there is nobody left to report the rest to.
     fn remove(&self) {
-        let Ok(entries) = std::fs::read_dir(&self.folder) else {
-            return;
-        };
-        for entry in entries.flatten() {
-            let name = entry.file_name();
-            if !self.before.contains(&name) && (is_temporary(&name) || (self.ours)(&name)) {
-                let _ = std::fs::remove_file(entry.path());
-            }
-        }
+        // On Ctrl-C other threads may still be making files.
+        while self.remove_files() > 0 {}
         for folder in &self.made {
             // Fails, as it should, where somebody else has put something.
             let _ = std::fs::remove_dir(folder);
         }
+    }
+
+    /// How many files were removed in one pass.
+    fn remove_files(&self) -> usize {
+        let Ok(entries) = std::fs::read_dir(&self.folder) else {
+            return 0;
+        };
+        let is_ours =
+            |name: &OsStr| !self.before.contains(name) && (is_temporary(name) || (self.ours)(name));
+        entries
+            .flatten()
+            .filter(|entry| is_ours(&entry.file_name()))
+            .filter(|entry| std::fs::remove_file(entry.path()).is_ok())
+            .count()
     }
 }
 

@@ -61,8 +61,8 @@ struct Report {
 }
 
 pub fn run(args: &Convert, out: &mut dyn Write) -> Result<()> {
-    let checkpoint = args.named.open()?;
-    let side_files = side_files(&args.named.path()?, &checkpoint)?;
+    let (path, checkpoint) = args.named.open()?;
+    let side_files = side_files(&path, &checkpoint)?;
     refuse_occupied(&args.out)?;
     let unfinished = Unfinished::new(&args.out, is_written)
         .map_err(|error| Error::io("look into the folder", &args.out, error))?;

@@ -18,9 +18,6 @@ use crate::output;
 use crate::progress::Progress;
 use crate::{reference, size};
 
-/// Size of the embedded sample.
-const SAMPLE_BYTES: u64 = 256 << 20;
-
 /// Load a checkpoint with every backend, and prove that all bytes are equal.
 ///
 /// Without arguments a sample is made, once, and loaded in both layouts.
@@ -132,7 +129,7 @@ pub fn run(args: &Demo, out: &mut dyn Write) -> Result<()> {
     };
     let mut shown = Shown::default();
     for layout in layouts {
-        let bench = Bench::new(args.choice.subject(layout, SAMPLE_BYTES)?)?;
+        let bench = Bench::new(args.choice.subject(layout)?)?;
         let summary = model::summary(bench.checkpoint());
         writeln!(out, "{}: {summary}", bench.subject().path.display())?;
         out.flush()?;
@@ -318,40 +315,42 @@ fn expect_equal(expected: &Digests, found: &Digests, subject: &Subject, who: &st
 }
 
 fn print_next(out: &mut dyn Write, args: &Demo) -> Result<()> {
-    writeln!(out, "\nNext:")?;
+    let line = |program: &str, start: &[&str], chosen: &[String], end: &[&str]| {
+        let own = |words: &[&str]| {
+            words
+                .iter()
+                .map(|&word| word.to_owned())
+                .collect::<Vec<_>>()
+        };
+        model::invocation(program, &[&own(start), chosen, &own(end)].concat())
+    };
+    let layout = args.layout.unwrap_or(Layout::SafeTensors).name();
     let chosen = args.choice.words();
-    let layout = args.layout.unwrap_or(Layout::SafeTensors);
+    let is_sample = args.choice.is_open();
+    let cold = ["--cold", "-i", "5"];
     let mut lines = vec![
         (
-            format!("profile {layout} default{chosen} --cold -i 5"),
+            line("profile", &[layout, "default"], &chosen, &cold),
             "the same from the disk, measured",
         ),
         (
-            format!("profile {layout} native{chosen} --cold -i 5"),
+            line("profile", &[layout, "native"], &chosen, &cold),
             "plain reads, to compare with",
         ),
     ];
-    if chosen.is_empty() {
-        let id = "Qwen/Qwen3-0.6B";
-        lines.push((
-            format!("demo safetensors all --model-id {id}"),
-            "a model of the Hub cache",
-        ));
+    if is_sample {
+        let model = ["safetensors", "all", "--model-id", "Qwen/Qwen3-0.6B"];
+        lines.push((line("demo", &model, &[], &[]), "a model of the Hub cache"));
     }
-    if matches!(
-        tensora::Engine::shared().io_uring(),
-        IoUringAvailability::Unavailable(_)
-    ) {
-        lines.push((
-            "profile capabilities".to_owned(),
-            "why io-uring is unavailable",
-        ));
+    let io_uring = tensora::Engine::shared().io_uring();
+    if matches!(io_uring, IoUringAvailability::Unavailable(_)) {
+        let why = "why io-uring is unavailable";
+        lines.push((line("profile", &["capabilities"], &[], &[]), why));
     }
+    writeln!(out, "\nNext:")?;
     let width = lines.iter().map(|(line, _)| line.len()).max().unwrap_or(0);
     for (line, why) in lines {
-        let (program, rest) = line.split_once(' ').unwrap_or((&line, ""));
-        let command = format!("cargo run --release --bin {program} -- {rest}");
-        writeln!(out, "  {command:<0$}  # {why}", width + 33)?;
+        writeln!(out, "  {line:width$}  # {why}")?;
     }
     Ok(())
 }

@@ -41,7 +41,7 @@ struct Line<'a> {
 }
 
 pub fn run(args: &Hash, out: &mut dyn Write) -> Result<()> {
-    let checkpoint = args.named.open()?;
+    let (_, checkpoint) = args.named.open()?;
     let progress = Progress::bytes("hashing", checkpoint.total_bytes());
     let loader = checkpoint
         .loader()

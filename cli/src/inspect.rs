@@ -71,8 +71,8 @@ struct TensorLine<'a> {
 }
 
 pub fn run(args: &Inspect, out: &mut dyn Write) -> Result<()> {
-    let checkpoint = args.named.open()?;
-    let report = report(&checkpoint, args.named.path()?);
+    let (path, checkpoint) = args.named.open()?;
+    let report = report(&checkpoint, path);
     if args.json {
         return output::json_line(out, &report);
     }

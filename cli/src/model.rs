@@ -8,6 +8,9 @@ use tensora::{Checkpoint, Layout, hf_model};
 
 use crate::{cache, samples, size};
 
+/// Size of the sample that is taken where nothing else is chosen.
+const SAMPLE_BYTES: u64 = 256 << 20;
+
 /// A checkpoint by path or id.
 #[derive(Debug, Args)]
 pub struct Named {
@@ -23,15 +26,11 @@ pub struct Named {
 }
 
 impl Named {
-    /// Opens it.
-    pub fn open(&self) -> Result<Checkpoint> {
+    /// Opens it, and gives the path that the name stands for.
+    pub fn open(&self) -> Result<(PathBuf, Checkpoint)> {
         let path = hf_model::resolve(&self.name, self.revision.as_deref())?;
-        Ok(open(&path, self.layout)?)
-    }
-
-    /// The path that the name stands for.
-    pub fn path(&self) -> Result<PathBuf> {
-        Ok(hf_model::resolve(&self.name, self.revision.as_deref())?)
+        let checkpoint = open(&path, self.layout)?;
+        Ok((path, checkpoint))
     }
 }
 
@@ -47,6 +46,9 @@ pub struct Choice {
     /// Path of a folder, a file or an index
     #[arg(long, value_name = "PATH")]
     path: Option<PathBuf>,
+    /// A sample of this size, made once and kept in the cache folder [default: 256MiB]
+    #[arg(long, value_name = "SIZE", value_parser = size::parse, conflicts_with_all = ["model_id", "path"])]
+    sample: Option<u64>,
 }
 
 /// A checkpoint that can be opened again and again.
@@ -77,31 +79,31 @@ impl Choice {
         Ok(Checkpoint::open(path)?.layout())
     }
 
-    /// The choice as words of a command line, each after a space.
-    pub fn words(&self) -> String {
-        let mut words = String::new();
-        let id = self.model_id.as_ref().map(|id| ("--model-id", quoted(id)));
-        let revision = self
-            .revision
-            .as_ref()
-            .map(|name| ("--revision", quoted(name)));
+    /// The choice as words of a command line.
+    pub fn words(&self) -> Vec<String> {
         let path = self
             .path
             .as_ref()
-            .map(|path| ("--path", quoted(&path.to_string_lossy())));
-        for (option, value) in [id, revision, path].into_iter().flatten() {
-            words.push_str(&format!(" {option} {value}"));
-        }
-        words
+            .map(|path| path.to_string_lossy().into_owned());
+        [
+            ("--model-id", self.model_id.clone()),
+            ("--revision", self.revision.clone()),
+            ("--path", path),
+            ("--sample", self.sample.map(|bytes| bytes.to_string())),
+        ]
+        .into_iter()
+        .filter_map(|(option, value)| Some([option.to_owned(), value?]))
+        .flatten()
+        .collect()
     }
 
-    /// The chosen checkpoint in `layout`; where nothing was chosen, a sample of `sample_bytes`,
-    /// which is made when it is not there yet.
-    pub fn subject(&self, layout: Layout, sample_bytes: u64) -> Result<Subject> {
+    /// The chosen checkpoint in `layout`; where neither a model nor a path was chosen,
+    /// a sample, which is made when it is not there yet.
+    pub fn subject(&self, layout: Layout) -> Result<Subject> {
         let path = match (&self.model_id, &self.path) {
             (Some(id), _) => model(id, self.revision.as_deref(), layout)?,
-            (None, Some(path)) => path.clone(),
-            (None, None) => samples::cached(sample_bytes, layout)?,
+            (None, Some(path)) => in_layout(path, layout)?,
+            (None, None) => samples::cached(self.sample.unwrap_or(SAMPLE_BYTES), layout)?,
         };
         Ok(Subject { path, layout })
     }
@@ -121,23 +123,56 @@ fn model(id: &str, revision: Option<&str>, layout: Layout) -> Result<PathBuf> {
     let is_path = Path::new(id).symlink_metadata().is_ok();
     let snapshot = hf_model::resolve(id, revision)?;
     let index = "tensor_index.json";
-    if is_path || layout != Layout::ServerlessLlm || snapshot.join(index).exists() {
+    if is_path {
+        return in_layout(&snapshot, layout);
+    }
+    if layout != Layout::ServerlessLlm || snapshot.join(index).exists() {
         return Ok(snapshot);
     }
     let copy = cache::converted(id, &snapshot)?;
     if copy.join(index).exists() {
         return Ok(copy);
     }
+    let mut words = vec![id.to_owned(), copy.to_string_lossy().into_owned()];
+    if let Some(revision) = revision {
+        words.extend(["--revision".to_owned(), revision.to_owned()]);
+    }
     bail!(
-        "{id} has no copy in the ServerlessLLM layout at {}; make one with: tensora convert {}{} {}",
+        "{id} has no copy in the ServerlessLLM layout at {}; make one with: {}",
         copy.display(),
-        quoted(id),
-        revision.map_or(String::new(), |revision| format!(
-            " --revision {}",
-            quoted(revision)
-        )),
-        quoted(&copy.to_string_lossy()),
+        invocation("convert", &words),
     )
+}
+
+/// The path, unless it is that of a SafeTensors folder where ServerlessLLM is wanted: that is a
+/// matter of converting it, and not of a missing file.
+fn in_layout(path: &Path, layout: Layout) -> Result<PathBuf> {
+    if layout == Layout::ServerlessLlm
+        && path.is_dir()
+        && Checkpoint::open(path).is_ok_and(|found| found.layout() == Layout::SafeTensors)
+    {
+        let words = [path.to_string_lossy().into_owned(), "OUT".to_owned()];
+        bail!(
+            "{}: this folder is in the SafeTensors layout; make a copy in the other one with: {}",
+            path.display(),
+            invocation("convert", &words),
+        );
+    }
+    Ok(path.to_owned())
+}
+
+/// A command line for one of the programs, in the way in which this one was started.
+pub fn invocation(program: &str, words: &[String]) -> String {
+    // Cargo names itself to what it runs.
+    let mut line = match std::env::var_os("CARGO") {
+        Some(_) => format!("cargo run --release --bin {program} --"),
+        None => format!("tensora {program}"),
+    };
+    for word in words {
+        line.push(' ');
+        line.push_str(&quoted(word));
+    }
+    line
 }
 
 /// A word as a POSIX shell reads it.

@@ -89,7 +89,7 @@ struct Report {
 }
 
 pub fn run(args: &Plan, out: &mut dyn Write) -> Result<()> {
-    let checkpoint = args.named.open()?;
+    let (_, checkpoint) = args.named.open()?;
     let mut settings = args.tuning.settings(args.backend);
     settings.budget = args.budget;
     let loader = checkpoint

@@ -5,7 +5,7 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use clap::{Args, Subcommand};
 use serde::Serialize;
 use tensora::facts::process;
@@ -17,9 +17,6 @@ use crate::measure::{Bench, Figures, Reader};
 use crate::model::Choice;
 use crate::program::Usage;
 use crate::{model, output, size};
-
-/// Size of the sample that is measured where nothing else is chosen.
-const SAMPLE_BYTES: u64 = 256 << 20;
 
 /// Measure loads, or show what this machine can do.
 #[derive(Debug, Args)]
@@ -46,9 +43,6 @@ struct Loads {
     case: Case,
     #[command(flatten)]
     choice: Choice,
-    /// A sample of this size, made once and kept in the cache folder [default: 256MiB]
-    #[arg(long, value_name = "SIZE", value_parser = size::parse, conflicts_with_all = ["model_id", "path"])]
-    sample: Option<u64>,
     /// How many loads
     #[arg(short, long, value_name = "N", default_value_t = 1, value_parser = args::count(1_000_000))]
     iterations: u64,
@@ -125,9 +119,9 @@ pub fn run(args: &Profile, out: &mut dyn Write) -> Result<()> {
 
 fn measure(args: &Loads, layout: Layout, out: &mut dyn Write) -> Result<()> {
     let reader = args.reader()?;
-    let sample_bytes = args.sample.unwrap_or(SAMPLE_BYTES);
-    let bench = Bench::new(args.choice.subject(layout, sample_bytes)?)?;
-    let path = std::path::absolute(&bench.subject().path)?;
+    let bench = Bench::new(args.choice.subject(layout)?)?;
+    let path =
+        std::path::absolute(&bench.subject().path).unwrap_or_else(|_| bench.subject().path.clone());
     if !args.json {
         writeln!(
             out,
@@ -143,7 +137,8 @@ fn measure(args: &Loads, layout: Layout, out: &mut dyn Write) -> Result<()> {
         // Maps nothing that stays: eviction and residency are looked at afterwards.
         let map_ms = mapped.then(|| bench.map()).transpose()?;
         if args.drop_caches {
-            process::drop_caches()?;
+            process::drop_caches()
+                .context("--drop-caches needs root; --cold evicts the plan's own files without")?;
         }
         let left_after_evict_bytes = args.cold.then(|| bench.evict()).transpose()?;
         let (figures, tensors) = bench.run(&reader)?;

@@ -42,6 +42,10 @@ pub fn run<A: Args>(
         Err(error) => {
             // What was printed comes before the error that ended it.
             let _ = out.flush();
+            let error = match output_error(&error) {
+                Some(_) => error.context("cannot write to the standard output"),
+                None => error,
+            };
             output::error(&error);
             ExitCode::from(exit_code(&error))
         }
@@ -108,17 +112,19 @@ fn library_error(error: &anyhow::Error) -> Option<&tensora::Error> {
     error.chain().find_map(|error| error.downcast_ref())
 }
 
-/// Only our own output breaks in this way: an error of the library about a file has a path and is
-/// reported.
 fn is_broken_pipe(error: &anyhow::Error) -> bool {
-    let is_pipe = |error: &io::Error| error.kind() == io::ErrorKind::BrokenPipe;
+    output_error(error) == Some(io::ErrorKind::BrokenPipe)
+}
+
+/// What is wrong with our own output, if that is what is wrong: errors about files come from the
+/// library, with a path.
+fn output_error(error: &anyhow::Error) -> Option<io::ErrorKind> {
     match error.downcast_ref::<io::Error>() {
-        Some(error) => is_pipe(error),
+        Some(error) => Some(error.kind()),
         // JSON is written through a writer, and wraps its errors.
         None => error
             .downcast_ref::<serde_json::Error>()
-            .and_then(serde_json::Error::io_error_kind)
-            .is_some_and(|kind| kind == io::ErrorKind::BrokenPipe),
+            .and_then(serde_json::Error::io_error_kind),
     }
 }
 

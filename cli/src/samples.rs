@@ -3,6 +3,7 @@
 use std::ffi::OsStr;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use anyhow::{Context as _, Result};
 use tensora::converters::OutputTensor;
@@ -28,8 +29,13 @@ pub fn cached(total_bytes: u64, layout: Layout) -> Result<PathBuf> {
     }
     let what = format!("making a sample of {} ({layout})", size::bytes(total_bytes));
     let _progress = Progress::waiting(what);
-    // Beside its place, so that the sample appears whole and at once.
-    let staging = parent.join(format!(".{layout}.tmp-{}", std::process::id()));
+    // Beside its place, so that the sample appears whole and at once. Process ids repeat in
+    // containers, so that a run that was killed may have left the same one.
+    let now = SystemTime::UNIX_EPOCH
+        .elapsed()
+        .unwrap_or_default()
+        .as_nanos();
+    let staging = parent.join(format!(".{layout}.tmp-{}-{now}", std::process::id()));
     let unfinished = Unfinished::new(&staging, is_written)
         .with_context(|| format!("{}: cannot look into the folder", staging.display()))?;
     write_sample(&staging, &spec)?;
