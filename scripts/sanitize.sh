@@ -23,12 +23,12 @@ missing() {
 
 cargo +nightly --version >/dev/null 2>&1 ||
     missing "a nightly toolchain" "rustup toolchain install nightly --component rust-src --component miri"
-[[ -d "$(rustc +nightly --print sysroot)/lib/rustlib/src/rust/library" ]] ||
-    missing "the source of the standard library" "rustup component add rust-src --toolchain nightly"
 
 miri() {
     cargo +nightly miri --version >/dev/null 2>&1 ||
         missing "Miri" "rustup component add miri --toolchain nightly"
+    [[ -d "$(rustc +nightly --print sysroot)/lib/rustlib/src/rust/library" ]] ||
+        missing "the source of the standard library" "rustup component add rust-src --toolchain nightly"
     echo "==> Miri: ${miri_filters[*]}"
     # Temporary files of the tests are real.
     MIRIFLAGS="${MIRIFLAGS:-} -Zmiri-disable-isolation" \
@@ -39,7 +39,7 @@ asan() {
     echo "==> AddressSanitizer: unit tests"
     # A target is named so that build scripts and macros are built without the sanitizer.
     RUSTFLAGS="${RUSTFLAGS:-} -Zsanitizer=address" \
-        cargo +nightly test -Zbuild-std --target "$host" --target-dir target/asan \
+        cargo +nightly test --target "$host" --target-dir target/asan \
         -p tensora --lib --locked
 }
 

@@ -95,6 +95,10 @@ fi
 
 # Unit tests, tests/ and the examples of the documentation; never benches.
 run "tests" cargo test --workspace --locked
+# Published files come from the package index of Python; the tests that read them are ignored
+# unless asked for, so that cargo test alone needs no network.
+run "published files" scripts/fetch_real_files.sh
+run "tests on published files" cargo test -p tensora --locked --test real_files -- --ignored
 run "unit tests without default features" cargo test -p tensora --no-default-features --lib --locked
 run "documentation" env RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked
 run "scripts" check_scripts

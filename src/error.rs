@@ -70,6 +70,8 @@ pub enum ErrorKind {
     SourceChanged,
     /// The load was cancelled.
     Cancelled,
+    /// The selection does not fit into memory.
+    OutOfMemory,
     /// Something that the target cannot hold, or this platform cannot do.
     Unsupported,
     /// Any other failure of the operating system.

@@ -6,7 +6,10 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use crate::checkpoint::{Checkpoint, Layout};
+pub use crate::plan::cases::plan;
+
+use crate::checkpoint::Checkpoint;
+use crate::formats::Layout;
 use crate::formats::index::ShardIndex;
 use crate::storage::{MemorySource, Source};
 

@@ -1,11 +1,40 @@
-//! Tensora loads large language model checkpoints.
+//! Tensora gets a large language model's checkpoint from storage into memory.
+//!
+//! ```no_run
+//! let checkpoint = tensora::Checkpoint::open("path/to/model")?;
+//! let tensors = checkpoint.load()?;
+//! for tensor in &tensors {
+//!     println!("{} {} {:?}", tensor.name(), tensor.dtype(), tensor.shape());
+//! }
+//! # Ok::<(), tensora::Error>(())
+//! ```
+//!
+//! [`Checkpoint::open`] reads headers only and validates them. A [`Loader`] narrows and tunes what
+//! follows: a [`Selection`] with [`Slice`]s, a [`BackendKind`], a budget. [`Loader::plan`] and
+//! [`Loader::schedule`] show what would be read, and how, without reading it; [`Loader::load`],
+//! [`Loader::load_async`], [`Loader::stream`] and [`Loader::load_into`] read it, and
+//! [`Checkpoint::lazy`] maps tensors one by one.
+//!
+//! Every error has a [kind](Error::kind), and a message with the file, the tensor, the numbers and
+//! what to do. After an error there are no tensors: never a partial model, never zeros.
+//!
+//! # Features
+//! - `hub` (default): model ids of the local Hugging Face cache, in `hf_model`.
+//! - `io-uring` (default): the Linux io_uring backend. Without it, or elsewhere, choosing that
+//!   backend is an error and [`BackendKind::Default`] does without.
 #![deny(unsafe_code)]
+
+/// The examples of the README, compiled.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
 
 mod checkpoint;
 mod dtype;
 mod engine;
 mod error;
 mod load;
+mod near;
 mod policy;
 mod schedule;
 mod tensor;
@@ -21,11 +50,12 @@ pub mod plan;
 pub mod sample;
 pub mod storage;
 
-pub use checkpoint::{Checkpoint, Layout, OpenOptions, UnknownLayout};
+pub use checkpoint::{Checkpoint, OpenOptions};
 pub use dtype::Dtype;
 pub use engine::Engine;
 pub use error::{Error, ErrorKind, Result};
 pub use facts::Facts;
+pub use formats::{Layout, UnknownLayout};
 pub use load::{CancelToken, LazyTensors, LoadReport, Loader, TensorStream, Tensors};
 pub use plan::{PlanOptions, ReadPlan, Selection, Slice, Split};
 pub use policy::Decision;

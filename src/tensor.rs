@@ -116,7 +116,7 @@ impl Tensor {
 
     /// The bytes: elements in row-major order, little-endian.
     pub fn bytes(&self) -> &[u8] {
-        self.data.as_ref().map_or(&[], |data| data.bytes())
+        self.data.as_ref().map_or(&NOTHING.0, |data| data.bytes())
     }
 
     /// The bytes for writing. Never reaches a file. `None` while a clone, or another name of tied
@@ -128,6 +128,12 @@ impl Tensor {
         }
     }
 }
+
+/// Where tensors without bytes are: nowhere, but aligned as any tensor may be asked to be.
+#[repr(align(4096))]
+struct Nothing([u8; 0]);
+
+static NOTHING: Nothing = Nothing([]);
 
 impl fmt::Debug for Tensor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

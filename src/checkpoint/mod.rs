@@ -3,8 +3,7 @@
 //! Opening reads headers and indexes only. What was opened is complete: every tensor that
 //! [`Checkpoint::tensors`] lists is inside its source, as far as sizes can tell.
 
-mod layout;
-mod near;
+mod candidates;
 mod open;
 mod resolve;
 
@@ -13,11 +12,10 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-pub use layout::{Layout, UnknownLayout};
-
 use crate::engine::Engine;
 use crate::error::{Error, ErrorKind, Result};
-use crate::formats::Names;
+use crate::formats::{Layout, Names};
+use crate::near::no_such_tensor;
 use crate::storage::Source;
 use crate::tensor::TensorMeta;
 
@@ -169,24 +167,10 @@ impl Checkpoint {
     /// [`ErrorKind::NoSuchTensor`].
     pub fn require(&self, name: &str) -> Result<&TensorMeta> {
         self.tensor(name).ok_or_else(|| {
-            let count = self.inner.tensors.len();
-            let mut error = Error::new(
-                ErrorKind::NoSuchTensor,
-                format!("no tensor of this name among the {count} of the checkpoint"),
-            )
-            .tensor(name);
-            if !self.inner.root.as_os_str().is_empty() {
-                error = error.at(&self.inner.root);
-            }
-            let known = self.inner.tensors.iter().map(|tensor| &*tensor.name);
-            let near: Vec<String> = near::nearest(name, known)
-                .into_iter()
-                .map(|near| format!("{near:?}"))
-                .collect();
-            if near.is_empty() {
-                error
-            } else {
-                error.help(format!("did you mean {}?", near.join(" or ")))
+            let error = no_such_tensor(name, self.tensors());
+            match self.inner.root.as_os_str().is_empty() {
+                true => error,
+                false => error.at(&self.inner.root),
             }
         })
     }

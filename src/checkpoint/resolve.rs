@@ -4,11 +4,11 @@
 //! is there". Whatever else is ambiguous is an error that lists the candidates: loading the wrong
 //! half of a folder silently is worse than asking.
 
-use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use super::Layout;
+use super::candidates::{Candidate, INDEX, WEIGHTS, What, candidates};
 use crate::error::{Error, ErrorKind, Result};
 use crate::formats::serverlessllm::INDEX_FILE;
 
@@ -39,9 +39,6 @@ impl Resolved {
         }
     }
 }
-
-const WEIGHTS: &str = ".safetensors";
-const INDEX: &str = ".safetensors.index.json";
 
 /// Stems that a folder's one checkpoint has by convention, the first that is there wins.
 const STEMS: [&str; 3] = ["model", "diffusion_pytorch_model", "adapter_model"];
@@ -78,7 +75,7 @@ pub(super) fn resolve(path: &Path, layout: Option<Layout>) -> Result<Resolved> {
 
 fn folder(path: &Path, layout: Option<Layout>) -> Result<Resolved> {
     let listing = Listing::read(path)?;
-    let partitions = listing.has(INDEX_FILE);
+    let partitions = listing.has(INDEX_FILE)?;
     let weights = match layout {
         Some(Layout::ServerlessLlm) => None,
         _ => listing.safetensors()?,
@@ -133,30 +130,29 @@ impl<'p> Listing<'p> {
         })
     }
 
-    fn has(&self, name: &str) -> bool {
-        self.files.binary_search(&OsString::from(name)).is_ok()
+    /// Whether there is a file of this well-known name; a folder of that name is an error.
+    fn has(&self, name: &str) -> Result<bool> {
+        let name = OsString::from(name);
+        if self.folders.binary_search(&name).is_ok() {
+            let message = "this is a folder, not a file";
+            return Err(Error::new(ErrorKind::NotAFile, message).at(self.path.join(name)));
+        }
+        Ok(self.files.binary_search(&name).is_ok())
     }
 
     /// The SafeTensors checkpoint of the folder, if there is exactly one.
     fn safetensors(&self) -> Result<Option<Resolved>> {
         for stem in STEMS {
-            for (name, kind) in [
-                (format!("{stem}{INDEX}"), INDEX),
-                (format!("{stem}{WEIGHTS}"), WEIGHTS),
-            ] {
-                if self.has(&name) {
-                    return Ok(Some(self.one(&OsString::from(name), kind)));
-                }
-                if self.folders.contains(&OsString::from(&name)) {
-                    return Err(
-                        Error::new(ErrorKind::NotAFile, "this is a folder, not a file")
-                            .at(self.path.join(name)),
-                    );
-                }
+            let index = format!("{stem}{INDEX}");
+            if self.has(&index)? {
+                return Ok(Some(self.index(index)));
+            }
+            let file = format!("{stem}{WEIGHTS}");
+            if self.has(&file)? {
+                return Ok(Some(self.file(file)));
             }
         }
-        let (copies, others): (Vec<_>, Vec<_>) = self
-            .candidates()
+        let (copies, others): (Vec<_>, Vec<_>) = candidates(&self.files)
             .into_iter()
             .partition(|candidate| candidate.name.starts_with(SECOND_COPY));
         for stem in STEMS {
@@ -165,74 +161,17 @@ impl<'p> Listing<'p> {
                 return self.only(&family).map(Some);
             }
         }
-        for candidates in [others, copies] {
-            if !candidates.is_empty() {
-                return self.only(&candidates.iter().collect::<Vec<_>>()).map(Some);
+        for group in [others, copies] {
+            // A lone index says which of the files beside it count.
+            let is_index = |candidate: &&Candidate| matches!(candidate.what, What::Index(_));
+            let indexes: Vec<_> = group.iter().filter(is_index).collect();
+            let group: Vec<_> = group.iter().collect();
+            if !group.is_empty() {
+                let one = indexes.len() == 1;
+                return self.only(if one { &indexes } else { &group }).map(Some);
             }
         }
         Ok(None)
-    }
-
-    fn one(&self, name: &OsString, kind: &str) -> Resolved {
-        let (file, root) = (self.path.join(name), self.path.to_path_buf());
-        match kind {
-            INDEX => Resolved::Index { index: file, root },
-            _ => Resolved::Files {
-                files: vec![file],
-                root,
-            },
-        }
-    }
-
-    /// Everything that could be a checkpoint by itself: indexes, sets of numbered shards, files.
-    /// What shares its name with an index or set of its own is part of that.
-    fn candidates(&self) -> Vec<Candidate> {
-        let mut indexes = Vec::new();
-        let mut sets: BTreeMap<(String, String, usize), Vec<(u64, OsString)>> = BTreeMap::new();
-        let mut files = Vec::new();
-        for file in &self.files {
-            let bytes = file.as_encoded_bytes();
-            if bytes.starts_with(b".") {
-                continue;
-            }
-            let name = file.to_string_lossy().into_owned();
-            if bytes.ends_with(INDEX.as_bytes()) {
-                indexes.push(Candidate {
-                    name,
-                    what: What::Index(file.clone()),
-                });
-            } else if bytes.ends_with(WEIGHTS.as_bytes()) {
-                match file.to_str().and_then(Shard::parse) {
-                    Some(shard) => sets
-                        .entry((shard.stem.to_owned(), shard.end.to_owned(), shard.width))
-                        .or_default()
-                        .push((shard.number, file.clone())),
-                    None => files.push(Candidate {
-                        name,
-                        what: What::File(file.clone()),
-                    }),
-                }
-            }
-        }
-        let stem_of = |index: &Candidate| index.name.strip_suffix(INDEX).map(str::to_owned);
-        let indexed: Vec<String> = indexes.iter().filter_map(stem_of).collect();
-        sets.retain(|(stem, ..), _| !indexed.contains(stem));
-        files.retain(|file| {
-            let stem = file.name.strip_suffix(WEIGHTS);
-            !indexed.iter().any(|indexed| Some(&**indexed) == stem)
-        });
-        let sets = sets
-            .into_iter()
-            .map(|((stem, end, width), members)| Candidate {
-                name: format!("{stem}-*{end}"),
-                what: What::Set {
-                    stem,
-                    end,
-                    width,
-                    members,
-                },
-            });
-        indexes.into_iter().chain(sets).chain(files).collect()
     }
 
     /// The one candidate, or the error that lists them all.
@@ -256,68 +195,27 @@ impl<'p> Listing<'p> {
             .help("give the path of the file or index to load"));
         };
         match &candidate.what {
-            What::Index(file) => Ok(self.one(file, INDEX)),
-            What::File(file) => Ok(self.one(file, WEIGHTS)),
-            What::Set {
-                stem,
-                end,
-                width,
-                members,
-            } => {
-                let name = |number: &str| format!("{stem}-{number}{end}");
-                self.set(name, *width, members)
-            }
+            What::Index(file) => Ok(self.index(file)),
+            What::File(file) => Ok(self.file(file)),
+            What::Set(set) => Ok(Resolved::Files {
+                files: set.complete(self.path)?,
+                root: self.path.to_path_buf(),
+            }),
         }
     }
 
-    /// A set of numbered shards that has no index: usable only when complete.
-    fn set(
-        &self,
-        shard: impl Fn(&str) -> String,
-        width: usize,
-        members: &[(u64, OsString)],
-    ) -> Result<Resolved> {
-        let total = Shard::parse(&shard("0")).map_or(0, |shard| shard.total);
-        let mut numbers: Vec<u64> = members.iter().map(|member| member.0).collect();
-        numbers.sort_unstable();
-        // Some writers count from 0.
-        let first = u64::from(numbers[0] != 0);
-        let missing = numbers
-            .iter()
-            .zip(first..)
-            .find(|&(&number, expected)| number != expected)
-            .map(|(_, expected)| expected)
-            .or_else(|| Some(first + numbers.len() as u64).filter(|&next| next - first < total));
-        if let Some(missing) = missing {
-            let name = shard(&format!("{missing:0width$}"));
-            return Err(Error::new(
-                ErrorKind::MissingShard,
-                format!(
-                    "this shard is missing: {} of {total} numbered shards are there, and no index",
-                    numbers.len()
-                ),
-            )
-            .at(self.path.join(name))
-            .help("the download or copy did not finish; fetch the missing file"));
-        }
-        if numbers.len() as u64 > total {
-            return Err(Error::new(
-                ErrorKind::InvalidArgument,
-                format!(
-                    "{} shards are numbered as parts of {total}: {}",
-                    numbers.len(),
-                    shard("*")
-                ),
-            )
-            .at(self.path)
-            .help("remove the shards that do not belong, or add the index"));
-        }
-        let mut files: Vec<PathBuf> = members.iter().map(|m| self.path.join(&m.1)).collect();
-        files.sort_unstable();
-        Ok(Resolved::Files {
-            files,
+    fn index(&self, name: impl AsRef<Path>) -> Resolved {
+        Resolved::Index {
+            index: self.path.join(name),
             root: self.path.to_path_buf(),
-        })
+        }
+    }
+
+    fn file(&self, name: impl AsRef<Path>) -> Resolved {
+        Resolved::Files {
+            files: vec![self.path.join(name)],
+            root: self.path.to_path_buf(),
+        }
     }
 
     /// Says what is in the folder instead of weights.
@@ -379,61 +277,5 @@ impl<'p> Listing<'p> {
         Error::new(ErrorKind::NoWeights, format!("{missing}: {what}"))
             .at(self.path)
             .help(remedy)
-    }
-}
-
-struct Candidate {
-    name: String,
-    what: What,
-}
-
-enum What {
-    Index(OsString),
-    File(OsString),
-    Set {
-        stem: String,
-        end: String,
-        width: usize,
-        members: Vec<(u64, OsString)>,
-    },
-}
-
-impl Candidate {
-    /// Whether it is a variant (`model.fp16.safetensors`, its index or its shards) or the
-    /// numbered shards (`model-00001-of-00002.safetensors`) of `stem`.
-    fn is_of(&self, stem: &str) -> bool {
-        let rest = self.name.strip_prefix(stem);
-        rest.is_some_and(|rest| rest.starts_with('.') || rest.starts_with("-*-of-"))
-    }
-}
-
-/// The parts of `STEM-00001-of-00002.safetensors`.
-struct Shard<'n> {
-    stem: &'n str,
-    number: u64,
-    width: usize,
-    total: u64,
-    /// `-of-00002.safetensors`: what all shards of one set end in.
-    end: &'n str,
-}
-
-impl<'n> Shard<'n> {
-    fn parse(name: &'n str) -> Option<Self> {
-        let of = name.rfind("-of-")?;
-        let (front, end) = name.split_at(of);
-        let (stem, number) = front.rsplit_once('-')?;
-        let total = end.strip_prefix("-of-")?.strip_suffix(WEIGHTS)?;
-        let total = total.split('.').next()?;
-        let digits = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
-        if !digits(number) || !digits(total) {
-            return None;
-        }
-        Some(Self {
-            stem,
-            number: number.parse().ok()?,
-            width: number.len(),
-            total: total.parse().ok()?,
-            end,
-        })
     }
 }

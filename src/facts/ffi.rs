@@ -68,26 +68,30 @@ pub(super) fn cachestat(file: &File, offset: u64, len: u64) -> io::Result<CacheS
     }
 }
 
-/// For each page of `map`, whether it is in memory (lowest bit of each byte). Nothing is faulted in.
-///
-/// `flags` is used as the buffer, so that several windows share one allocation.
+/// For each of `pages` pages from byte `start` of `map`, whether it is in memory (lowest bit of each
+/// byte of `flags`). Nothing is faulted in.
 ///
 /// # Errors
-/// Whatever `mincore(2)` says.
+/// `InvalidInput` for pages beyond the mapping; whatever `mincore(2)` says.
 #[cfg(target_os = "linux")]
-pub(super) fn mincore(map: &MmapRaw, page: u64, flags: &mut Vec<u8>) -> io::Result<()> {
-    let pages = map.len().div_ceil(page as usize);
+pub(super) fn mincore(
+    map: &MmapRaw,
+    start: usize,
+    pages: usize,
+    page: usize,
+    flags: &mut Vec<u8>,
+) -> io::Result<()> {
+    let len = pages.saturating_mul(page);
+    let mapped = map.len().next_multiple_of(page);
+    if start.checked_add(len).is_none_or(|end| end > mapped) {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
     flags.clear();
     flags.resize(pages, 0);
-    // SAFETY: `map` is a live mapping of `map.len()` bytes that starts on a page, and `flags` has
-    // one byte for each of its pages; `mincore` writes only these and reads nothing of the mapping.
-    let result = unsafe {
-        libc::mincore(
-            map.as_mut_ptr().cast(),
-            map.len(),
-            flags.as_mut_ptr().cast(),
-        )
-    };
+    let address = map.as_mut_ptr().wrapping_add(start);
+    // SAFETY: `[address, address + len)` lies within the whole pages of the live mapping `map`, and
+    // `flags` has one byte for each of its pages; `mincore` writes only these bytes.
+    let result = unsafe { libc::mincore(address.cast(), len, flags.as_mut_ptr().cast()) };
     if result == 0 {
         Ok(())
     } else {

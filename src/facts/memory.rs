@@ -65,6 +65,15 @@ pub struct MemoryFacts {
 }
 
 impl MemoryFacts {
+    /// What this process could have at most if nothing else used memory: the machine's or the
+    /// cgroup's, whichever is smaller.
+    pub fn ceiling_bytes(&self) -> Option<u64> {
+        match (self.total_bytes, self.cgroup_limit_bytes) {
+            (Some(machine), Some(cgroup)) => Some(machine.min(cgroup)),
+            (machine, cgroup) => machine.or(cgroup),
+        }
+    }
+
     /// What this process can still get before something has to give: the smaller of what the
     /// machine has available and what the cgroup leaves once its page cache is given up.
     pub fn headroom_bytes(&self) -> Option<u64> {

@@ -19,6 +19,8 @@ pub struct Residency {
     probed: Vec<Range<u64>>,
     /// Bytes per page, a power of two.
     page: u64,
+    /// Whether the system told us.
+    known: bool,
 }
 
 impl Residency {
@@ -28,6 +30,7 @@ impl Residency {
             resident: Vec::new(),
             probed: Vec::new(),
             page: NEUTRAL_PAGE,
+            known: true,
         }
     }
 
@@ -35,6 +38,15 @@ impl Residency {
     pub fn all(len: u64) -> Self {
         let whole = aligned(&(0..len), NEUTRAL_PAGE);
         Self::from_ranges(NEUTRAL_PAGE, [whole.clone()], [whole])
+    }
+
+    /// The system does not tell of a source of `len` bytes: all of it counts as resident, since
+    /// reads through the page cache are right either way.
+    pub fn unknown(len: u64) -> Self {
+        Self {
+            known: false,
+            ..Self::all(len)
+        }
     }
 
     /// The ranges `resident` were found in the cache when the ranges `probed` were looked at, in
@@ -55,6 +67,7 @@ impl Residency {
             resident,
             probed,
             page,
+            known: true,
         }
     }
 
@@ -62,6 +75,11 @@ impl Residency {
     /// beyond the source.
     pub fn ranges(&self) -> &[Range<u64>] {
         &self.resident
+    }
+
+    /// Whether the system told what is resident, or [`Residency::unknown`] stands in.
+    pub fn is_known(&self) -> bool {
+        self.known
     }
 
     /// Bytes per page.

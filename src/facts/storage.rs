@@ -56,7 +56,6 @@ mod linux {
         let stat = statx(&file);
         let (filesystem, mount) = filesystem_of(&file, stat.as_ref(), mounts);
         let medium = medium(&filesystem);
-        let in_memory = medium == Medium::Memory;
         SourceFacts {
             local: true,
             network: medium == Medium::Network,
@@ -69,11 +68,11 @@ mod linux {
                 Medium::Memory => None,
                 _ => direct(local, stat.as_ref(), medium),
             },
-            residency: match ways(medium) {
-                _ if in_memory => None,
-                ways => page_cache::probe(&file, ways, ranges),
-            }
-            .unwrap_or_else(|| Residency::all(source.len())),
+            residency: match medium {
+                Medium::Memory => Residency::all(source.len()),
+                _ => page_cache::probe(&file, ways(medium), ranges)
+                    .unwrap_or_else(|| Residency::unknown(source.len())),
+            },
             filesystem,
         }
     }

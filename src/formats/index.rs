@@ -309,7 +309,7 @@ mod tests {
             (
                 "{\"weight_map\": {\"\u{1}\": \"a\"}}",
                 ErrorKind::BadIndex,
-                "weight_map",
+                "not valid",
             ),
             (
                 r#"{"weight_map": {"w": "a"}, "weight_map": {"v": "a"}}"#,

@@ -9,8 +9,11 @@ pub mod safetensors;
 pub mod serverlessllm;
 
 mod json;
+mod layout;
 mod names;
 mod sniff;
+
+pub use layout::{Layout, UnknownLayout};
 
 pub(crate) use names::Names;
 pub(crate) use sniff::sniff;

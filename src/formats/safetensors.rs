@@ -480,3 +480,52 @@ impl EntryVisitor<'_> {
         note(self.failure, ErrorKind::BadHeader, message, error)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_length_is_compared_before_anything_else_happens() {
+        let kind = |start: &[u8], file_len| header_len(start, file_len).map_err(|e| e.kind());
+        assert_eq!(kind(b"", 0), Err(ErrorKind::Truncated));
+        assert_eq!(kind(b"\x02\0\0", 3), Err(ErrorKind::Truncated));
+        let prefix = |len: u64| len.to_le_bytes();
+        assert_eq!(kind(&prefix(0), 8), Ok(0));
+        assert_eq!(kind(&prefix(2), 10), Ok(2));
+        assert_eq!(kind(&prefix(3), 10), Err(ErrorKind::Truncated));
+        let limit = MAX_HEADER_BYTES;
+        assert_eq!(kind(&prefix(limit), limit + 8), Ok(limit));
+        assert_eq!(kind(&prefix(limit), limit + 7), Err(ErrorKind::Truncated));
+        let above = prefix(limit + 1);
+        assert_eq!(kind(&above, u64::MAX), Err(ErrorKind::HeaderTooLarge));
+        assert_eq!(kind(&prefix(u64::MAX), 10), Err(ErrorKind::HeaderTooLarge));
+        let error = header_len(&prefix(u64::MAX), 10).unwrap_err().to_string();
+        assert!(error.contains("18446744073709551615") && error.contains("100000000"));
+    }
+
+    #[test]
+    fn tensors_come_by_offset_with_absolute_extents() {
+        let json = br#" { "b" : {"dtype":"F32","shape":[1],"data_offsets":[2,6],"extra":[{}]},
+            "__metadata__": {"k": "v"},
+            "a\u0301": {"data_offsets":[0,2],"shape":[],"dtype":"BF16"},
+            "z": {"dtype":"U8","shape":[7,0],"data_offsets":[6,6]},
+            "e": {"dtype":"U8","shape":[0],"data_offsets":[6,6]} } "#;
+        let start = PREFIX_BYTES + json.len() as u64;
+        let header = parse_header(json, start + 6, 5).unwrap();
+        let names: Vec<&str> = header.tensors.iter().map(|t| &*t.name).collect();
+        assert_eq!(names, ["a\u{301}", "b", "e", "z"]);
+        assert_eq!(header.metadata["k"], "v");
+        let extent = |offset, len| Extent {
+            source: 5,
+            offset,
+            len,
+        };
+        assert_eq!(header.tensors[0].extents[..], [extent(start, 2)]);
+        assert_eq!(header.tensors[1].extents[..], [extent(start + 2, 4)]);
+        assert!(header.tensors[2].extents.is_empty());
+        assert_eq!(header.tensors[3].shape[..], [7, 0]);
+        let at = header.names.find("b", |at| &header.tensors[at].name);
+        assert_eq!(at, Some(1));
+    }
+}

@@ -5,24 +5,25 @@
 //! `[offset, size, shape, stride, dtype]` with offsets over all partition files one after the
 //! other, as they lie on disk (padding of their tails included).
 
+mod parse;
+mod view;
+
 use std::fmt;
 use std::path::PathBuf;
 
-use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::Deserializer;
 use smallvec::{SmallVec, smallvec};
 
+pub use view::MAX_EXPANDED_BYTES;
+
 use super::Names;
-use super::json::{Dims, Inspect, Text, note, refusal, stop};
+use super::json::refusal;
 use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
 use crate::tensor::{Extent, Shape, TensorMeta};
 
 /// The name of the index file.
 pub const INDEX_FILE: &str = "tensor_index.json";
-
-/// Largest logical size of an expanded view (stride 0: few stored bytes stand for many), in
-/// bytes. It bounds what a few bytes on disk can make a load allocate.
-pub const MAX_EXPANDED_BYTES: u64 = 256 << 20;
 
 /// Most extents that tensors may be cut into in all, so that a small index over many partitions
 /// cannot ask for unbounded memory.
@@ -78,7 +79,7 @@ impl PartitionIndex {
     /// [`ErrorKind::UnknownDtype`], [`ErrorKind::ShapeMismatch`], [`ErrorKind::Overflow`],
     /// [`ErrorKind::DuplicateName`].
     pub fn parse(json: &[u8]) -> Result<Self> {
-        let mut visitor = IndexVisitor {
+        let mut visitor = parse::IndexVisitor {
             dialect: None,
             entries: Vec::new(),
             failure: None,
@@ -277,270 +278,183 @@ fn global(
     Ok(extents)
 }
 
-/// Decides what the strides mean for the stored bytes: `None` when they are contiguous.
-fn check_view(
-    dtype: Dtype,
-    shape: &[u64],
-    strides: &[u64],
-    size: u64,
-) -> Result<Option<Box<[u64]>>> {
-    let refuse = |kind, message| Err(Error::new(kind, message));
-    if shape.len() != strides.len() {
-        let (dims, given) = (shape.len(), strides.len());
-        return refuse(
-            ErrorKind::BadEntry,
-            format!(
-                "its shape {shape:?} has {dims} dimensions, its stride {strides:?} has {given}"
-            ),
-        );
-    }
-    let Some(logical) = dtype.nbytes(shape) else {
-        return refuse(
-            ErrorKind::ShapeMismatch,
-            format!("{dtype} of shape {shape:?} does not take a whole number of bytes below 2^64"),
-        );
-    };
-    if is_contiguous(shape, strides) {
-        if logical == size {
-            return Ok(None);
-        }
-        return refuse(
-            ErrorKind::ShapeMismatch,
-            format!("{dtype} of shape {shape:?} takes {logical} bytes, but its size is {size}"),
-        );
-    }
-    if dtype.bits() < 8 {
-        return refuse(
-            ErrorKind::BadEntry,
-            format!(
-                "stride {strides:?} of shape {shape:?} cuts through the bytes of packed {dtype}"
-            ),
-        );
-    }
-    let span = shape
-        .iter()
-        .zip(strides)
-        .try_fold(1_u64, |span, (&dim, &stride)| {
-            span.checked_add((dim - 1).checked_mul(stride)?)
-        })
-        .and_then(|elements| dtype.bytes_for(elements));
-    if span != Some(size) {
-        let covered = span.map_or("more than 2^64".to_owned(), |span| span.to_string());
-        return refuse(
-            ErrorKind::BadEntry,
-            format!(
-                "its shape {shape:?} with stride {strides:?} is a view over {covered} bytes, but \
-                 {size} are stored, and the layout does not record where the view begins"
-            ),
-        );
-    }
-    if logical > size && logical > MAX_EXPANDED_BYTES {
-        return refuse(
-            ErrorKind::BadEntry,
-            format!(
-                "its shape {shape:?} with stride {strides:?} repeats {size} stored bytes into \
-                 {logical}; the limit is {MAX_EXPANDED_BYTES}"
-            ),
-        );
-    }
-    Ok(Some(strides.into()))
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-/// Whether elements follow each other in row-major order. The stride of a dimension of one
-/// element is never used, and a tensor without elements has nothing to stride over.
-fn is_contiguous(shape: &[u64], strides: &[u64]) -> bool {
-    if shape.contains(&0) {
-        return true;
-    }
-    let mut expected: u64 = 1;
-    for (&dim, &stride) in shape.iter().zip(strides).rev() {
-        if dim != 1 && stride != expected {
-            return false;
-        }
-        // The product was checked to fit when the size was computed; saturation is never equal.
-        expected = expected.saturating_mul(dim);
-    }
-    true
-}
-
-struct IndexVisitor {
-    dialect: Option<Dialect>,
-    entries: Vec<Entry>,
-    failure: Option<Error>,
-}
-
-impl<'de> Visitor<'de> for &mut IndexVisitor {
-    type Value = ();
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("an object of tensors")
+    fn partitions(lens: &[u64]) -> Vec<Partition> {
+        (0..)
+            .zip(lens)
+            .map(|(id, &len)| Partition {
+                id,
+                path: partition_file(id).into(),
+                len,
+            })
+            .collect()
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
-        while let Some(name) = map.next_key_seed(Text)? {
-            let fields = map.next_value_seed(EntryVisitor {
-                failure: &mut self.failure,
-            });
-            let finished = match fields {
-                Ok(fields) => self.entry(fields).map_err(|error| {
-                    self.failure = Some(error);
-                    stop()
-                }),
-                Err(error) => {
-                    let message = "its entry must be a list [offset, size, shape, stride, dtype, \
-                                   partition]";
-                    Err(note(&mut self.failure, ErrorKind::BadEntry, message, error))
-                }
-            };
-            match finished {
-                Ok(entry) => self.entries.push(Entry { name, ..entry }),
-                Err(error) => {
-                    self.failure = self.failure.take().map(|error| error.tensor(name));
-                    return Err(error);
-                }
-            }
-        }
-        Ok(())
-    }
-}
-
-impl IndexVisitor {
-    /// Checks the fields of one entry; the name is filled in by the caller.
-    fn entry(&mut self, mut fields: Fields) -> Result<Entry> {
-        let dialect = match fields.partition {
-            Some(_) => Dialect::Local,
-            None => Dialect::Global,
-        };
-        if *self.dialect.get_or_insert(dialect) != dialect {
-            return Err(Error::new(
-                ErrorKind::BadEntry,
-                "entries of 5 and of 6 elements are mixed in one index, so offsets are ambiguous",
-            ));
-        }
-        let (dtype, counts_pairs) = fields.dtype;
-        if counts_pairs {
-            pairs_to_elements(&mut fields.shape, &mut fields.stride, fields.size);
-        }
-        Ok(Entry {
-            name: Box::default(),
-            strides: check_view(dtype, &fields.shape, &fields.stride, fields.size)?,
-            offset: fields.offset,
-            size: fields.size,
-            shape: fields.shape,
-            dtype,
-            partition: fields.partition.unwrap_or(0),
-        })
-    }
-}
-
-/// torch's `float4_e2m1fn_x2` counts pairs: its shape has one byte per element. The size tells
-/// such a shape from one that counts 4-bit elements, as ours do.
-fn pairs_to_elements(shape: &mut [u64], stride: &mut [u64], size: u64) {
-    if Dtype::U8.nbytes(shape) != Some(size) || size == 0 || !is_contiguous(shape, stride) {
-        return;
-    }
-    let Some((last, outer)) = shape.split_last_mut() else {
-        return;
-    };
-    if let Some(doubled) = last.checked_mul(2) {
-        *last = doubled;
-        let outer_strides = stride.iter_mut().take(outer.len());
-        for stride in outer_strides {
-            *stride = stride.saturating_mul(2);
-        }
-        if let Some(innermost) = stride.last_mut() {
-            *innermost = 1;
-        }
-    }
-}
-
-struct Fields {
-    offset: u64,
-    size: u64,
-    shape: Shape,
-    stride: Shape,
-    /// And whether the spelling is one that counts pairs.
-    dtype: (Dtype, bool),
-    partition: Option<u64>,
-}
-
-struct EntryVisitor<'f> {
-    failure: &'f mut Option<Error>,
-}
-
-impl<'de> DeserializeSeed<'de> for EntryVisitor<'_> {
-    type Value = Fields;
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Fields, D::Error> {
-        deserializer.deserialize_seq(self)
-    }
-}
-
-impl EntryVisitor<'_> {
-    /// The next element of the entry, which must be there and must be `what`.
-    fn next<'de, A: SeqAccess<'de>, S: DeserializeSeed<'de>>(
-        &mut self,
-        list: &mut A,
-        seed: S,
-        what: &str,
-    ) -> Result<S::Value, A::Error> {
-        match list.next_element_seed(seed) {
-            Ok(Some(value)) => Ok(value),
-            Ok(None) => {
-                let message = format!("its entry ends before {what}; 5 or 6 elements are needed");
-                *self.failure = Some(Error::new(ErrorKind::BadEntry, message));
-                Err(stop())
-            }
-            Err(error) => {
-                let message = format!("its entry is malformed at {what}");
-                Err(note(self.failure, ErrorKind::BadEntry, &message, error))
-            }
-        }
-    }
-}
-
-impl<'de> Visitor<'de> for EntryVisitor<'_> {
-    type Value = Fields;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a list of 5 or 6 elements")
+    fn placed(json: &str, lens: &[u64]) -> Result<Vec<TensorMeta>> {
+        Ok(PartitionIndex::parse(json.as_bytes())?
+            .place(&partitions(lens))?
+            .0)
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(mut self, mut list: A) -> Result<Fields, A::Error> {
-        use std::marker::PhantomData;
-        let list = &mut list;
-        let offset = self.next(list, PhantomData, "the offset, a whole number")?;
-        let size = self.next(list, PhantomData, "the size, a whole number")?;
-        let shape = self.next(list, Dims, "the shape, a list of whole numbers")?;
-        let stride = self.next(list, Dims, "the stride, a list of whole numbers")?;
-        let look = |name: &str| match Dtype::from_torch(name) {
-            Some(dtype) => Ok((dtype, name.ends_with("_x2"))),
-            None => Err(Box::<str>::from(name)),
-        };
-        let dtype = match self.next(list, Inspect(look), "the dtype, a string")? {
-            Ok(dtype) => dtype,
-            Err(name) => {
-                let message = format!("unknown dtype {name:?}");
-                *self.failure = Some(Error::new(ErrorKind::UnknownDtype, message));
-                return Err(stop());
-            }
-        };
-        let partition = list.next_element().map_err(|error| {
-            let message = "its entry is malformed at the partition, a whole number";
-            note(self.failure, ErrorKind::BadEntry, message, error)
-        })?;
-        if partition.is_some() && list.next_element::<IgnoredAny>()?.is_some() {
-            let message = "its entry has more than 6 elements";
-            *self.failure = Some(Error::new(ErrorKind::BadEntry, message));
-            return Err(stop());
-        }
-        Ok(Fields {
+    #[test]
+    fn global_offsets_cross_partitions_as_they_lie_on_disk() {
+        // The first partition is padded: 24 bytes of tensors in 32; the third one is empty.
+        let json = r#"{"a": [0, 24, [24], [1], "torch.uint8"],
+            "b": [28, 24, [3, 2], [2, 1], "torch.float32"],
+            "c": [56, 0, [0], [1], "torch.float32"]}"#;
+        let tensors = placed(json, &[32, 8, 0, 16]).unwrap();
+        let extent = |source, offset, len| Extent {
+            source,
             offset,
-            size,
-            shape,
-            stride,
-            dtype,
-            partition,
-        })
+            len,
+        };
+        assert_eq!(tensors[0].extents[..], [extent(0, 0, 24)]);
+        assert_eq!(
+            tensors[1].extents[..],
+            [extent(0, 28, 4), extent(1, 0, 8), extent(3, 0, 12)]
+        );
+        assert!(tensors[2].extents.is_empty());
+        let error = placed(json, &[32, 8, 0, 11]).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::PartitionTooSmall);
+        let text = error.to_string();
+        for fact in ["tensor.data_3", "28..52", "51", "tensor.data_4 is missing"] {
+            assert!(text.contains(fact), "{text}");
+        }
+    }
+
+    #[test]
+    fn local_offsets_name_their_partitions_without_a_table_of_ids() {
+        let json = r#"{"a": [0, 4, [4], [1], "u8", 18446744073709551615],
+            "b": [0, 4, [4], [1], "u8", 1], "c": [2, 2, [2], [1], "u8", 1]}"#;
+        let index = PartitionIndex::parse(json.as_bytes()).unwrap();
+        assert_eq!(index.dialect(), Dialect::Local);
+        assert_eq!(index.partition_ids(), [1, u64::MAX]);
+        let error = placed(json, &[9, 9]).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::PartitionMissing);
+        assert!(
+            error
+                .to_string()
+                .contains("tensor.data_18446744073709551615")
+        );
+    }
+
+    #[test]
+    fn strides_of_one_element_do_not_count_and_views_keep_theirs() {
+        let strides = |json: &str| {
+            let json = format!(r#"{{"a": {json}}}"#);
+            placed(&json, &[1 << 20]).map(|tensors| tensors[0].strides.clone())
+        };
+        for contiguous in [
+            r#"[0, 24, [2, 3], [3, 1], "f32", 0]"#,
+            r#"[0, 24, [2, 1, 3], [3, 99, 1], "f32", 0]"#,
+            r#"[0, 24, [1, 6], [0, 1], "f32", 0]"#,
+            r#"[0, 4, [], [], "f32", 0]"#,
+            r#"[0, 4, [1, 1], [7, 7], "f32", 0]"#,
+            r#"[0, 0, [3, 0], [5, 5], "f32", 0]"#,
+            r#"[0, 0, [18446744073709551615, 18446744073709551615, 0], [1, 1, 1], "f32", 0]"#,
+        ] {
+            assert_eq!(strides(contiguous).unwrap(), None, "{contiguous}");
+        }
+        let view = strides(r#"[0, 24, [3, 2], [1, 3], "f32", 0]"#).unwrap();
+        assert_eq!(view.as_deref(), Some(&[1, 3][..]));
+        let expanded = strides(r#"[0, 12, [1000, 3], [0, 1], "f32", 0]"#).unwrap();
+        assert_eq!(expanded.as_deref(), Some(&[0, 1][..]));
+        let limit = MAX_EXPANDED_BYTES;
+        let repeated = |times: u64| strides(&format!(r#"[0, 1, [{times}], [0], "u8", 0]"#));
+        assert!(repeated(limit).is_ok());
+        assert_eq!(repeated(limit + 1).unwrap_err().kind(), ErrorKind::BadEntry);
+    }
+
+    #[test]
+    fn pairs_of_four_bit_floats_become_elements() {
+        let shape = |json: &str| {
+            let json = format!(r#"{{"a": {json}}}"#);
+            placed(&json, &[64]).map(|tensors| tensors[0].shape.to_vec())
+        };
+        let pairs = r#"[0, 6, [2, 3], [3, 1], "torch.float4_e2m1fn_x2", 0]"#;
+        assert_eq!(shape(pairs).unwrap(), [2, 6]);
+        let elements = r#"[0, 6, [2, 6], [6, 1], "torch.float4_e2m1fn_x2", 0]"#;
+        assert_eq!(shape(elements).unwrap(), [2, 6]);
+        let ours = r#"[0, 6, [2, 6], [6, 1], "F4", 0]"#;
+        assert_eq!(shape(ours).unwrap(), [2, 6]);
+        let wrong = shape(r#"[0, 6, [2, 3], [3, 1], "F4", 0]"#).unwrap_err();
+        assert_eq!(wrong.kind(), ErrorKind::ShapeMismatch);
+    }
+
+    #[test]
+    fn malformed_entries_have_their_kind_and_name_the_tensor() {
+        use ErrorKind::{BadEntry, Overflow, PartitionTooSmall, ShapeMismatch, UnknownDtype};
+        let cases = [
+            (r#"3"#, BadEntry),
+            (r#"{}"#, BadEntry),
+            (r#"null"#, BadEntry),
+            (r#"[]"#, BadEntry),
+            (r#"[0, 4, [4], [1]]"#, BadEntry),
+            (r#"[0, 4, [4], [1], "u8", 0, 0]"#, BadEntry),
+            (r#"[-1, 4, [4], [1], "u8", 0]"#, BadEntry),
+            (r#"[0.5, 4, [4], [1], "u8", 0]"#, BadEntry),
+            (r#"[18446744073709551616, 4, [4], [1], "u8", 0]"#, BadEntry),
+            (r#"["0", 4, [4], [1], "u8", 0]"#, BadEntry),
+            (r#"[0, 4, 4, [1], "u8", 0]"#, BadEntry),
+            (r#"[0, 4, [4], [-1], "u8", 0]"#, BadEntry),
+            (r#"[0, 4, [4], [1], 8, 0]"#, BadEntry),
+            (r#"[0, 4, [4], [1], "u8", null]"#, BadEntry),
+            (r#"[0, 4, [4], [1], "u8", -1]"#, BadEntry),
+            (r#"[0, 4, [4], [1, 1], "u8", 0]"#, BadEntry),
+            (r#"[0, 4, [], [1], "f32", 0]"#, BadEntry),
+            (r#"[0, 4, [4], [1], "u9", 0]"#, UnknownDtype),
+            (r#"[0, 5, [4], [1], "u8", 0]"#, ShapeMismatch),
+            (r#"[0, 3, [4], [1], "u8", 0]"#, ShapeMismatch),
+            (
+                r#"[0, 0, [4611686018427387904, 4], [4, 1], "f32", 0]"#,
+                ShapeMismatch,
+            ),
+            (r#"[0, 2, [3], [1], "F4", 0]"#, ShapeMismatch),
+            // A view into the middle of something larger, or past its end.
+            (r#"[0, 64, [3, 2], [1, 3], "f32", 0]"#, BadEntry),
+            (r#"[0, 20, [3, 2], [1, 3], "f32", 0]"#, BadEntry),
+            (
+                r#"[0, 9, [2, 2], [18446744073709551615, 1], "u8", 0]"#,
+                BadEntry,
+            ),
+            (r#"[0, 4, [4, 2], [1, 4], "F4", 0]"#, BadEntry),
+            (r#"[18446744073709551615, 4, [4], [1], "u8", 0]"#, Overflow),
+            (r#"[61, 4, [4], [1], "u8", 0]"#, PartitionTooSmall),
+            (r#"[65, 0, [0], [1], "u8", 0]"#, PartitionTooSmall),
+        ];
+        for (entry, kind) in cases {
+            let error = placed(&format!(r#"{{"a.w": {entry}}}"#), &[64]).unwrap_err();
+            assert_eq!(error.kind(), kind, "{entry}: {error}");
+            assert!(error.to_string().contains("\"a.w\""), "{entry}: {error}");
+        }
+    }
+
+    #[test]
+    fn the_index_as_a_whole_is_checked() {
+        let cases = [
+            ("", ErrorKind::BadIndex),
+            ("[]", ErrorKind::BadIndex),
+            (r#"{"a": [0, 4, [4], [1], "u8", 0]"#, ErrorKind::BadIndex),
+            (
+                r#"{"a": [0, 4, [4], [1], "u8", 0]} {}"#,
+                ErrorKind::BadIndex,
+            ),
+            (
+                r#"{"a": [0, 4, [4], [1], "u8", 0], "a": [0, 4, [4], [1], "u8", 0]}"#,
+                ErrorKind::DuplicateName,
+            ),
+            (
+                r#"{"a": [0, 4, [4], [1], "u8", 0], "b": [0, 4, [4], [1], "u8"]}"#,
+                ErrorKind::BadEntry,
+            ),
+        ];
+        for (json, kind) in cases {
+            let error = PartitionIndex::parse(json.as_bytes()).unwrap_err();
+            assert_eq!(error.kind(), kind, "{json}: {error}");
+        }
+        assert!(placed("{}", &[]).unwrap().is_empty());
     }
 }

@@ -152,6 +152,21 @@ impl Delivery {
         self.notify_taker(state);
     }
 
+    /// Somebody other than the taker ends the load, who is told by an error in place of what was
+    /// still to come.
+    pub(crate) fn end_from_outside(&self) {
+        let mut state = self.lock();
+        if state.finished && state.queue.is_empty() {
+            return;
+        }
+        state.failure.get_or_insert_with(cancelled);
+        state.cancelled = true;
+        state.queue.clear();
+        state.waiting.clear();
+        self.notify_readers(&mut state);
+        self.notify_taker(state);
+    }
+
     /// Every reader has stopped, and nothing is in flight.
     pub(crate) fn finish(&self) {
         let mut state = self.lock();

@@ -21,8 +21,8 @@ pub use stream::TensorStream;
 pub use tensors::Tensors;
 
 use crate::checkpoint::Checkpoint;
-use crate::error::Result;
-use crate::facts::Facts;
+use crate::error::{Error, ErrorKind, Result};
+use crate::facts::{Facts, MemoryFacts};
 use crate::plan::{PlanOptions, ReadPlan, Selection, Span};
 use crate::schedule::{AccessMode, Order, Schedule, Settings};
 use crate::storage::BackendKind;
@@ -229,8 +229,41 @@ impl Loader {
         let plan = Arc::new(self.plan()?);
         let facts = self.facts(&plan);
         let schedule = Schedule::lower_for(&plan, &facts, &self.settings, lend)?;
+        if self.settings.budget.is_none() {
+            check_memory(schedule.memory_bytes(), &facts.memory)?;
+        }
         let decision = schedule.decision();
         tracing::debug!(backend = %decision.backend, reason = %decision.reason, "load scheduled");
         Ok((plan, schedule))
+    }
+}
+
+/// Refuses what cannot fit, before the system ends the process half way through it.
+fn check_memory(needed: u64, memory: &MemoryFacts) -> Result<()> {
+    let Some(ceiling) = memory.ceiling_bytes().filter(|&ceiling| needed > ceiling) else {
+        return Ok(());
+    };
+    let what =
+        format!("the selection takes {needed} bytes of memory, and there are {ceiling} in all");
+    Err(Error::new(ErrorKind::OutOfMemory, what)
+        .help("stream with a budget, select fewer tensors or slices, or use the mmap backend"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_cannot_fit_is_refused_and_what_is_unknown_is_tried() {
+        let memory = |total, cgroup| MemoryFacts {
+            total_bytes: total,
+            cgroup_limit_bytes: cgroup,
+            ..MemoryFacts::default()
+        };
+        check_memory(100, &memory(Some(100), None)).unwrap();
+        check_memory(100, &memory(None, None)).unwrap();
+        let refused = check_memory(101, &memory(Some(1000), Some(100))).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::OutOfMemory);
+        assert!(refused.to_string().contains("101") && refused.to_string().contains("100"));
     }
 }

@@ -45,7 +45,7 @@ impl CancelToken {
         loads
             .iter()
             .filter_map(Weak::upgrade)
-            .for_each(|load| load.cancel());
+            .for_each(|load| load.end_from_outside());
     }
 
     /// Whether [`cancel`](Self::cancel) was called.
@@ -64,7 +64,7 @@ impl CancelToken {
         drop(loads);
         // Looked at after the list has the load: a cancel in between is seen by one or the other.
         if self.is_cancelled() {
-            delivery.cancel();
+            delivery.end_from_outside();
         }
     }
 }
@@ -128,8 +128,8 @@ impl Running {
         let _end = FinishOnDrop(self);
         self.backend.execute(&self.job);
         debug_assert_eq!(
-            self.job.in_flight(),
-            0,
+            self.job.in_flight() as u64,
+            self.job.counters.leaked.load(Ordering::Relaxed),
             "a backend returned with reads in flight"
         );
         if !self.delivery.is_cancelled()
@@ -231,7 +231,7 @@ pub(super) async fn load_async(loader: &Loader) -> Result<Tensors> {
     }
     let mut loader = loader.clone();
     let outer = std::mem::take(&mut loader.cancel);
-    let guard = CancelOnDrop(loader.cancel.clone());
+    let _guard = CancelOnDrop(loader.cancel.clone());
     let (send, receive) = tokio::sync::oneshot::channel();
     let work = move || {
         // Both tokens end it: the caller's, and the one of the dropped future.
@@ -244,11 +244,9 @@ pub(super) async fn load_async(loader: &Loader) -> Result<Tensors> {
         let _ = send.send(outcome);
     };
     spawn("tensora-load", work)?;
-    let outcome = receive
+    receive
         .await
-        .unwrap_or_else(|_| Err(Error::new(ErrorKind::Io, "the loading thread panicked")));
-    std::mem::forget(guard);
-    outcome
+        .unwrap_or_else(|_| Err(Error::new(ErrorKind::Io, "the loading thread panicked")))
 }
 
 pub(super) fn stream(loader: &Loader) -> Result<TensorStream> {

@@ -114,7 +114,7 @@ fn credits(schedule: &Schedule) -> Box<[u64]> {
 fn gathered(planned: &PlannedTensor, view: &Gather, stored: &Tenancy) -> Result<Tenancy> {
     let out_of_memory = |error| {
         Error::new(
-            ErrorKind::Io,
+            ErrorKind::OutOfMemory,
             format!("cannot reserve {} bytes of memory", planned.nbytes),
         )
         .tensor(&*planned.name)

@@ -40,7 +40,6 @@ pub mod cases;
 pub mod check;
 mod coalesce;
 mod explain;
-mod near;
 mod pieces;
 mod selection;
 mod slice;

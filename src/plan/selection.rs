@@ -6,9 +6,9 @@ use std::fmt;
 use globset::{GlobBuilder, GlobMatcher};
 use regex::Regex;
 
-use super::near::near_names;
 use super::slice::Slice;
 use crate::error::{Error, ErrorKind, Result};
+use crate::near::no_such_tensor;
 use crate::tensor::TensorMeta;
 
 /// Which tensors of a checkpoint to read, and which parts of them. The default is all of it.
@@ -305,20 +305,6 @@ fn nothing_matches(pattern: &Pattern, tensors: &[TensorMeta]) -> Error {
         Some(meta) => error.help(format!("names look like {:?}", meta.name)),
         None => error,
     }
-}
-
-fn no_such_tensor(name: &str, tensors: &[TensorMeta]) -> Error {
-    let error = Error::new(
-        ErrorKind::NoSuchTensor,
-        format!("no such tensor among {}", tensors.len()),
-    )
-    .tensor(name);
-    let near = near_names(name, tensors.iter().map(|meta| &*meta.name));
-    if near.is_empty() {
-        return error;
-    }
-    let near: Vec<String> = near.iter().map(|name| format!("{name:?}")).collect();
-    error.help(format!("did you mean {}?", near.join(" or ")))
 }
 
 #[cfg(test)]

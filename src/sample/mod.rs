@@ -12,13 +12,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use serde::Serialize;
 
-use crate::checkpoint::Layout;
 use crate::converters::{
     AtomicFile, CheckpointWriter, OutputTensor, SafetensorsOptions, ServerlessLlmOptions, Sharding,
     TensorSink, WriteOptions, plan_safetensors, plan_serverlessllm,
 };
 use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
+use crate::formats::Layout;
 
 /// Bytes generated and written at a time by each thread.
 const CHUNK_BYTES: usize = 1 << 20;
@@ -262,6 +262,8 @@ fn invalid(message: String) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::checkpoint::Checkpoint;
+    use crate::storage::read_exact_at;
 
     #[test]
     fn bytes_are_the_same_however_they_are_asked_for() {
@@ -338,6 +340,38 @@ mod tests {
                 assert_eq!(seen, report.tensor_bytes);
                 let config = std::fs::read(scratch.path().join("m/config.json")).unwrap();
                 serde_json::from_slice::<serde_json::Value>(&config).unwrap();
+            }
+        }
+    }
+
+    #[test]
+    fn the_readers_of_this_library_find_what_was_written() {
+        for layout in [Layout::SafeTensors, Layout::ServerlessLlm] {
+            let scratch = tempfile::tempdir().unwrap();
+            let spec = SampleSpec {
+                total_bytes: 100_000,
+                shards: 3,
+                dtype: Dtype::F32,
+                layout,
+                ..SampleSpec::default()
+            };
+            let report = write_sample(scratch.path(), &spec).unwrap();
+            let checkpoint = Checkpoint::open(scratch.path()).unwrap();
+            assert_eq!(checkpoint.layout(), layout);
+            assert_eq!(checkpoint.total_bytes(), report.tensor_bytes);
+            let expected = spec.list().unwrap();
+            assert_eq!(checkpoint.tensors().len(), expected.len());
+            for tensor in expected {
+                let found = checkpoint.require(&tensor.name).unwrap();
+                assert_eq!((found.dtype, &found.shape), (tensor.dtype, &tensor.shape));
+                assert!(found.strides.is_none());
+                let [extent] = found.extents[..] else {
+                    panic!("{found:?}");
+                };
+                let mut bytes = vec![0; extent.len as usize];
+                let source = &checkpoint.sources()[extent.source as usize];
+                read_exact_at(&**source, extent.offset, &mut bytes).unwrap();
+                assert_eq!(bytes, sample_bytes(&tensor.name, 0..found.nbytes()));
             }
         }
     }

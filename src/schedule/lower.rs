@@ -450,8 +450,17 @@ impl Lowering<'_> {
     }
 
     fn region_with_room(&mut self, open: Option<u32>, bytes: u64) -> u32 {
+        // By name, regions hold names in a row: a tensor that waits for one in a later region
+        // would keep its own region's share of the budget, and the later one might never get in.
+        let may_grow = |region: u32| {
+            self.settings.order == Order::Arrival || region as usize + 1 == self.regions.len()
+        };
         match open {
-            Some(region) if self.regions[region as usize].len + bytes <= self.cap => region,
+            Some(region)
+                if may_grow(region) && self.regions[region as usize].len + bytes <= self.cap =>
+            {
+                region
+            }
             _ => self.new_region(Origin::Arena),
         }
     }

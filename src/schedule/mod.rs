@@ -67,6 +67,16 @@ impl Schedule {
         &self.decision
     }
 
+    /// Memory in bytes that holding everything at once takes, mappings of files left out.
+    pub(crate) fn memory_bytes(&self) -> u64 {
+        let own = |region: &&RegionSpec| region.origin == Origin::Arena;
+        self.regions
+            .iter()
+            .filter(own)
+            .map(|region| region.charge)
+            .sum()
+    }
+
     /// Requests, bytes, memory and the decision: as text through `Display`, as JSON through serde.
     pub fn explain(&self) -> ScheduleExplanation {
         explain::explain(self, self.needed_bytes)

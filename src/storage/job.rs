@@ -76,6 +76,8 @@ pub(crate) struct Counters {
     pub(crate) mapped_bytes: AtomicU64,
     pub(crate) staged_bytes: AtomicU64,
     pub(crate) direct_refusals: AtomicU64,
+    /// Reads that a broken ring never answered.
+    pub(crate) leaked: AtomicU64,
 }
 
 impl Counters {
@@ -186,6 +188,12 @@ impl Job {
             .filter_map(OnceLock::get)
             .map(|region| region.in_flight())
             .sum()
+    }
+
+    /// So many reads will never be handed back: the ring that holds them is broken, and their
+    /// memory stays reserved for ever.
+    pub(crate) fn leak(&self, reads: usize) {
+        Counters::add(&self.counters.leaked, reads as u64);
     }
 
     /// The next request to start. Never blocks on the budget.
@@ -336,6 +344,11 @@ impl Job {
     /// Ends the load: the source of request `id` ends at `end`.
     pub(crate) fn fail_short(&self, id: u32, end: u64) {
         let request = self.request(id);
+        // A read that begins behind the end only knows that it got nothing.
+        let end = match self.source(id).probe() {
+            Ok(now) => end.min(now.len),
+            Err(_) => end,
+        };
         let error = crate::storage::source::truncated(
             &**self.source(id),
             request.offset + request.needed,
@@ -348,23 +361,12 @@ impl Job {
     /// Ends the load: request `id` cannot be read.
     pub(crate) fn fail_read(&self, id: u32, error: io::Error) {
         let request = self.request(id);
-        let path = self.source(id).path();
-        let replaced = error.get_ref().is_some_and(|inner| inner.is::<Replaced>());
-        let error = if replaced {
-            Error::new(
-                ErrorKind::SourceChanged,
-                "another file has taken its place during the load",
-            )
-            .at(path)
-            .help("load again when nothing writes to it")
-        } else {
-            let range = format!(
-                "read bytes {}..{} of",
-                request.offset,
-                request.offset + request.needed
-            );
-            Error::io(&range, path, error)
-        };
+        let range = format!(
+            "read bytes {}..{} of",
+            request.offset,
+            request.offset + request.needed
+        );
+        let error = source_error(&range, &**self.source(id), error);
         self.sink
             .fail(error.tensor(self.sink.name(self.tensor_at(request, request.offset))));
     }
@@ -392,8 +394,7 @@ impl Job {
                     let now = file.metadata()?.len();
                     Ok((now, Region::map_file(&file, offset, len, &spec.slots)?))
                 };
-                let (now, region) =
-                    map().map_err(|error| Error::io("map", source.path(), error))?;
+                let (now, region) = map().map_err(|error| source_error("map", &**source, error))?;
                 if now < offset + spec.len {
                     return Err(crate::storage::source::truncated(
                         &**source,
@@ -506,10 +507,21 @@ fn scatter(copy: &CopySpec, from: &[u8], region: &Arc<Region>) {
     }
 }
 
+/// The error for `action` that failed on `source`.
+fn source_error(action: &str, source: &dyn Source, error: io::Error) -> Error {
+    if error.get_ref().is_some_and(|inner| inner.is::<Replaced>()) {
+        return Error::new(
+            ErrorKind::SourceChanged,
+            "another file has taken its place during the load",
+        )
+        .at(source.path())
+        .help("load again when nothing writes to it");
+    }
+    Error::io(action, source.path(), error)
+}
+
 fn no_memory(bytes: u64) -> Error {
-    Error::new(
-        ErrorKind::Io,
-        format!("cannot reserve {bytes} bytes of memory"),
-    )
-    .help("stream with a smaller budget, or select fewer tensors")
+    let what = format!("cannot reserve {bytes} bytes of memory");
+    Error::new(ErrorKind::OutOfMemory, what)
+        .help("stream with a smaller budget, or select fewer tensors")
 }

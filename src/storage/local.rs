@@ -172,7 +172,8 @@ fn open(path: &Path, access: Access) -> io::Result<File> {
     options.open(path)
 }
 
-fn is_out_of_descriptors(error: &io::Error) -> bool {
+/// Whether an open failed because too many files are open: those of reads in flight, which end.
+pub(crate) fn is_out_of_descriptors(error: &io::Error) -> bool {
     #[cfg(unix)]
     return matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE));
     #[cfg(not(unix))]

@@ -4,14 +4,20 @@
 //! access and early ends are handled alike by every backend and tested without a disk.
 
 use std::io;
+use std::time::Duration;
 
 use crate::schedule::Request;
 use crate::storage::Access;
+use crate::storage::local::is_out_of_descriptors;
 use crate::storage::source::is_transient;
 
 /// Transient failures in a row that are retried before they count as an error. A file system that
 /// answers EAGAIN for ever must not hang a load.
 const PATIENCE: u32 = 10_000;
+
+/// Time between two attempts to open a file while too many are open. With `PATIENCE` about ten
+/// seconds in all.
+const DESCRIPTOR_WAIT: Duration = Duration::from_millis(1);
 
 /// How far a read has come.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -62,12 +68,15 @@ impl Progress {
                 self.access = Access::Buffered;
                 Step::Again
             }
-            Err(error) if is_transient(&error) => {
+            Err(error) if is_transient(&error) || is_out_of_descriptors(&error) => {
                 self.stalls += 1;
                 if self.stalls > PATIENCE {
                     return Step::Failed(error);
                 }
-                if self.stalls > 1 {
+                if is_out_of_descriptors(&error) {
+                    // Other reads hold them, and give them back at their ends.
+                    std::thread::sleep(DESCRIPTOR_WAIT);
+                } else if self.stalls > 1 {
                     std::thread::yield_now();
                 }
                 Step::Again

@@ -31,19 +31,21 @@ impl Backend for TokioBackend {
         // Waiting by condition variable works on any thread, also on one that drives another
         // runtime, where `block_on` would panic.
         let end = Arc::new(End::default());
-        let signal = SignalOnDrop(Arc::clone(&end));
+        let signal = Arc::new(SignalOnDrop(Arc::clone(&end)));
         let job = Arc::clone(job);
-        self.runtime.spawn(async move {
-            dispatch(&job).await;
-            drop(signal);
-        });
+        self.runtime
+            .spawn(async move { dispatch(&job, &signal).await });
         end.wait();
     }
 }
 
 /// Claims requests in order and hands them, grouped per file, to blocking tasks; at most one task
 /// for each worker of the schedule.
-async fn dispatch(job: &Arc<Job>) {
+///
+/// Every task holds the signal, so that the end is not reached before the last read is over, also
+/// when no thread can be had for the next task and this one panics.
+async fn dispatch(job: &Arc<Job>, signal: &Arc<SignalOnDrop>) {
+    let whole = FailOnPanic(job);
     let workers = job.schedule().decision().workers;
     let permits = Arc::new(Semaphore::new(workers));
     let mut held_back = None;
@@ -76,6 +78,7 @@ async fn dispatch(job: &Arc<Job>) {
             group.push(id);
         }
         let job = Arc::clone(job);
+        let signal = Arc::clone(signal);
         tokio::task::spawn_blocking(move || {
             let guard = FailOnPanic(&job);
             for id in group {
@@ -85,13 +88,16 @@ async fn dispatch(job: &Arc<Job>) {
             }
             std::mem::forget(guard);
             drop(permit);
+            drop(signal);
         });
     }
     // All permits back means that no task is left.
     let _ = permits.acquire_many(workers as u32).await;
+    std::mem::forget(whole);
 }
 
-/// A task that panics must not leave its load waiting for ever.
+/// A task that panics, or is dropped by a runtime that shuts down, must not leave its load waiting
+/// for ever.
 struct FailOnPanic<'a>(&'a Job);
 
 impl Drop for FailOnPanic<'_> {

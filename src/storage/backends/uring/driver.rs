@@ -1,9 +1,15 @@
 //! The state machine of a ring: which reads are in flight, and what each answer leads to.
 
 use std::io;
+use std::time::Duration;
 
 use crate::storage::job::{Claim, Flight, Job};
+use crate::storage::local::is_out_of_descriptors;
 use crate::storage::{Access, Source};
+
+/// How long a broken ring may be silent before what it holds is given up.
+const ABANDON_STEP: Duration = Duration::from_millis(1);
+const ABANDON_STEPS: u32 = 1000;
 
 /// A queue of reads with answers out of order.
 pub(crate) trait Ring {
@@ -39,7 +45,7 @@ pub(crate) fn drive(job: &Job, ring: &mut dyn Ring, depth: usize) {
     let mut cancel_asked = false;
     loop {
         let last_claim = fill(job, ring, &mut flights);
-        if flights.count == 0 {
+        if flights.count == 0 && flights.parked.is_empty() {
             match last_claim {
                 Claim::Full(bytes) => job.sink().wait_for_room(bytes),
                 Claim::Read(_) => {}
@@ -51,31 +57,67 @@ pub(crate) fn drive(job: &Job, ring: &mut dyn Ring, depth: usize) {
             cancel_asked = true;
             ring.cancel(&mut flights.tokens());
         }
-        match ring.wait() {
-            Err(error) if !is_retryable(&error) => {
-                // Without answers nobody knows what is still being written to: dropping `flights`
-                // leaks the buffers, and the load ends.
-                job.fail_read(flights.any_request(), error);
-                return;
-            }
-            _ => {}
+        if flights.count > 0
+            && let Err(error) = ring.wait()
+            && !is_retryable(&error)
+        {
+            job.fail_read(flights.any_request(), error);
+            return abandon(job, ring, flights);
         }
         while let Some((token, result)) = ring.reap() {
             // Tokens that are not in flight belong to cancellations.
             let Some((slot, flight)) = flights.take(token) else {
                 continue;
             };
-            let answer = match u32::try_from(result) {
-                Ok(count) => Ok(count as usize),
-                Err(_) => Err(io::Error::from_raw_os_error(-result)),
-            };
-            go_on(job, ring, &mut flights, slot, flight, answer);
+            go_on(job, ring, &mut flights, slot, flight, answer_of(result));
         }
     }
 }
 
+fn answer_of(result: i32) -> io::Result<usize> {
+    match u32::try_from(result) {
+        Ok(count) => Ok(count as usize),
+        Err(_) => Err(io::Error::from_raw_os_error(result.saturating_neg())),
+    }
+}
+
+/// The ring is broken. What it has taken still arrives without being waited for; what does not is
+/// leaked, because nobody knows whether it is still being written to.
+fn abandon(job: &Job, ring: &mut dyn Ring, mut flights: Flights) {
+    flights.parked.clear();
+    let mut silence = 0;
+    while flights.count > 0 && silence < ABANDON_STEPS {
+        match ring.reap() {
+            Some((token, result)) => {
+                silence = 0;
+                if let Some((slot, flight)) = flights.take(token) {
+                    go_on(job, ring, &mut flights, slot, flight, answer_of(result));
+                }
+            }
+            None => {
+                silence += 1;
+                std::thread::sleep(ABANDON_STEP);
+            }
+        }
+    }
+    job.leak(flights.count);
+}
+
 /// Starts reads until the depth is reached or there is nothing to claim; the last claim says which.
+///
+/// Reads that were put aside for want of a descriptor come first, and while there are any nothing
+/// is claimed.
 fn fill(job: &Job, ring: &mut dyn Ring, flights: &mut Flights) -> Claim {
+    for (slot, flight) in std::mem::take(&mut flights.parked) {
+        if job.sink().is_cancelled() {
+            flights.free.push(slot);
+        } else {
+            submit(job, ring, flights, slot, flight);
+        }
+    }
+    if !flights.parked.is_empty() {
+        return Claim::Read(0);
+    }
     loop {
         let Some(slot) = flights.free.last().copied() else {
             return Claim::Read(0);
@@ -88,6 +130,9 @@ fn fill(job: &Job, ring: &mut dyn Ring, flights: &mut Flights) -> Claim {
             Ok(flight) => {
                 flights.free.pop();
                 submit(job, ring, flights, slot, flight);
+                if !flights.parked.is_empty() {
+                    return Claim::Read(0);
+                }
             }
             Err(error) => job.sink().fail(error),
         }
@@ -104,6 +149,10 @@ fn submit(job: &Job, ring: &mut dyn Ring, flights: &mut Flights, slot: usize, mu
         let (offset, rest) = flight.rest(request);
         match ring.push(token, &**source, access, offset, rest) {
             Ok(()) => return flights.put(slot, flight),
+            Err(error) if is_out_of_descriptors(&error) && flights.count > 0 => {
+                // Those in flight give theirs back.
+                return flights.parked.push((slot, flight));
+            }
             Err(error) => {
                 if !job.advance(&mut flight, Err(error)) {
                     flights.free.push(slot);
@@ -164,6 +213,8 @@ struct Flights {
     slots: Vec<(u32, Option<Flight>)>,
     free: Vec<usize>,
     count: usize,
+    /// Started, but not with the ring: there was no descriptor for them.
+    parked: Vec<(usize, Flight)>,
 }
 
 impl Flights {
@@ -172,6 +223,7 @@ impl Flights {
             slots: (0..depth).map(|_| (0, None)).collect(),
             free: (0..depth).rev().collect(),
             count: 0,
+            parked: Vec::new(),
         }
     }
 

@@ -1,0 +1,15 @@
+//! One suite that every backend passes: the same checkpoints, selections and settings, the same
+//! faults and changes below, compared with plain `std::fs::read`.
+
+mod cancel;
+mod changes;
+mod child;
+#[cfg(all(target_os = "linux", target_pointer_width = "64"))]
+mod denied;
+mod faults;
+mod limits;
+mod memory;
+mod random;
+mod settings;
+mod shapes;
+mod support;
