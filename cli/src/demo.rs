@@ -358,6 +358,7 @@ fn print_next(out: &mut dyn Write, args: &Demo) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::digest::Entry;
 
     #[test]
     fn scenarios_have_the_names_that_they_print() {
@@ -375,6 +376,43 @@ mod tests {
                 .to_string()
                 .contains("parallel-sync")
         );
+    }
+
+    #[test]
+    fn a_load_that_differs_is_named() {
+        let entry = |bytes: &[u8]| Entry {
+            dtype: tensora::Dtype::U8,
+            shape: [2].into(),
+            nbytes: 2,
+            sha256: digest::Sha::of(bytes),
+        };
+        let digests = |tensors: &[(&str, &[u8])]| -> Digests {
+            let entries = tensors.iter();
+            entries
+                .map(|&(name, bytes)| (name.into(), entry(bytes)))
+                .collect()
+        };
+        let subject = Subject {
+            path: "m".into(),
+            layout: Layout::SafeTensors,
+        };
+        let expected = digests(&[("a", b"12"), ("b", b"34")]);
+        let check = |found: &Digests| expect_equal(&expected, found, &subject, "mmap");
+        assert!(check(&expected.clone()).is_ok());
+        for (found, what) in [
+            (
+                digests(&[("a", b"12"), ("b", b"35")]),
+                "\"b\" differs: mmap",
+            ),
+            (digests(&[("b", b"34")]), "\"a\" is missing"),
+            (
+                digests(&[("a", b"12"), ("b", b"34"), ("c", b"")]),
+                "3 tensors, expected are 2",
+            ),
+        ] {
+            let error = check(&found).unwrap_err().to_string();
+            assert!(error.contains(what), "{error}");
+        }
     }
 
     #[test]
