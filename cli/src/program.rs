@@ -128,18 +128,25 @@ fn output_error(error: &anyhow::Error) -> Option<io::ErrorKind> {
     }
 }
 
-/// An error and its causes, in one line without repetition.
+/// An error, its causes and what to do, in one line without repetition.
 pub fn chain(error: &anyhow::Error) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(cause) = next {
-        let cause_text = cause.to_string();
+    let mut text = String::new();
+    for cause in error.chain() {
+        let cause_text = match cause.downcast_ref::<tensora::Error>() {
+            Some(error) => format!("{error:#}"),
+            None => cause.to_string(),
+        };
         // Wrappers of other crates may quote their source.
-        if !text.ends_with(&cause_text) {
+        if text.is_empty() {
+            text = cause_text;
+        } else if !text.ends_with(&cause_text) {
             text.push_str(": ");
             text.push_str(&cause_text);
         }
-        next = cause.source();
+    }
+    if let Some(remedy) = library_error(error).and_then(tensora::Error::remedy) {
+        text.push_str("; ");
+        text.push_str(remedy);
     }
     text
 }
