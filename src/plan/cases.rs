@@ -90,6 +90,19 @@ pub fn plan_and_compare(bytes: &[u8]) {
 }
 
 impl Case {
+    /// The case that `bytes` stand for.
+    #[cfg(test)]
+    pub(crate) fn from_bytes(bytes: &[u8]) -> Self {
+        Self::decode(&mut Input(bytes))
+    }
+
+    /// Its plan, where there is one.
+    #[cfg(test)]
+    pub(crate) fn plan(&self) -> Option<ReadPlan> {
+        let sources = self.plan_sources();
+        ReadPlan::from_parts(&self.tensors, sources, &self.selection, &self.options).ok()
+    }
+
     /// A case that can be planned, but for slices within a byte.
     fn decode(input: &mut Input<'_>) -> Self {
         let mut case = Self {

@@ -10,6 +10,8 @@ mod explain;
 mod fragment;
 mod lower;
 mod settings;
+#[cfg(test)]
+mod tests;
 
 use std::ops::Range;
 

@@ -8,7 +8,7 @@
 use std::io;
 use std::ops::Range;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::task::{Context, Poll};
 
@@ -54,6 +54,24 @@ pub(crate) struct Flight {
     pub(crate) request: u32,
     pub(crate) progress: Progress,
     landing: Landing,
+    _flying: Flying,
+}
+
+/// Counts a flight until it is dropped.
+#[derive(Debug)]
+struct Flying(Arc<AtomicUsize>);
+
+impl Flying {
+    fn new(count: &Arc<AtomicUsize>) -> Self {
+        count.fetch_add(1, Ordering::Relaxed);
+        Self(Arc::clone(count))
+    }
+}
+
+impl Drop for Flying {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Release);
+    }
 }
 
 impl Flight {
@@ -125,6 +143,8 @@ pub(crate) struct Job {
     refused: Box<[AtomicBool]>,
     /// Staging buffers at rest.
     staging: Mutex<Vec<Arc<Region>>>,
+    /// Flights handed out and not yet handed back, in place and staged.
+    flying: Arc<AtomicUsize>,
     pub(crate) counters: Counters,
 }
 
@@ -153,6 +173,7 @@ impl Job {
                 .collect(),
             refused: sources.iter().map(|_| AtomicBool::new(false)).collect(),
             staging: Mutex::default(),
+            flying: Arc::default(),
             counters: Counters::default(),
             schedule,
             sources,
@@ -181,13 +202,9 @@ impl Job {
         &*self.sink
     }
 
-    /// Reads handed out and not yet handed back, over all regions.
+    /// Reads handed out and not yet handed back.
     pub(crate) fn in_flight(&self) -> usize {
-        self.regions
-            .iter()
-            .filter_map(OnceLock::get)
-            .map(|region| region.in_flight())
-            .sum()
+        self.flying.load(Ordering::Acquire)
     }
 
     /// So many reads will never be handed back: the ring that holds them is broken, and their
@@ -248,6 +265,7 @@ impl Job {
             request: id,
             progress: Progress::new(access),
             landing,
+            _flying: Flying::new(&self.flying),
         })
     }
 

@@ -9,6 +9,8 @@ pub(crate) mod local;
 pub(crate) mod progress;
 pub(crate) mod region;
 pub(crate) mod source;
+#[cfg(test)]
+mod testing;
 
 pub use fault::{Fault, FaultSource};
 pub use kind::{BackendKind, UnavailableReason, UnknownBackend};

@@ -13,7 +13,7 @@ use std::io;
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use memmap2::{MmapOptions, MmapRaw};
 
@@ -28,8 +28,6 @@ pub(crate) struct Region {
     slots: Box<[Slot]>,
     /// Pages at slot borders, ascending, with the number of slots on them that still have tenants.
     border_pages: Box<[(usize, AtomicU32)]>,
-    /// Landings handed out and not yet returned.
-    in_flight: AtomicUsize,
 }
 
 enum Memory {
@@ -147,7 +145,6 @@ impl Region {
             len,
             slots,
             border_pages: border_pages.into(),
-            in_flight: AtomicUsize::new(0),
         })
     }
 
@@ -161,7 +158,6 @@ impl Region {
             range.start <= range.end && range.end <= self.len,
             "landing outside of its region"
         );
-        self.in_flight.fetch_add(1, Ordering::Relaxed);
         Landing {
             region: Arc::clone(self),
             range,
@@ -181,11 +177,6 @@ impl Region {
             slot,
             range,
         }
-    }
-
-    /// Landings handed out and not yet returned.
-    pub(crate) fn in_flight(&self) -> usize {
-        self.in_flight.load(Ordering::Acquire)
     }
 
     /// Brings `range` of a file mapping into memory, so that a file that ends early is an error
@@ -309,13 +300,7 @@ impl Landing {
 
     /// Ends the landing and keeps the memory, for use as another landing.
     pub(crate) fn into_region(self) -> Arc<Region> {
-        Arc::clone(&self.region)
-    }
-}
-
-impl Drop for Landing {
-    fn drop(&mut self) {
-        self.region.in_flight.fetch_sub(1, Ordering::Release);
+        self.region
     }
 }
 
@@ -377,7 +362,6 @@ mod tests {
     fn fill(region: &Arc<Region>, range: Range<usize>, value: u8) {
         // SAFETY: the tests fill before tenants move in and never overlap.
         let mut landing = unsafe { region.landing(range) };
-        assert_eq!(region.in_flight(), 1);
         landing.bytes().fill(value);
     }
 
@@ -386,7 +370,6 @@ mod tests {
         let region = Region::arena(3 * PAGE, &[slot(0..10), slot(10..2 * PAGE)]).unwrap();
         fill(&region, 0..10, 1);
         fill(&region, 10..2 * PAGE, 2);
-        assert_eq!(region.in_flight(), 0);
         let (a, mut b) = (enter(&region, 0, 0..10), enter(&region, 1, 10..2 * PAGE));
         drop(region);
         assert_eq!(a.bytes(), [1; 10]);

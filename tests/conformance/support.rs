@@ -224,7 +224,7 @@ pub fn check_every_verb(what: &str, loader: &Loader, expected: &Expected) {
     let say = |verb: &str, error: Error| -> ! { panic!("{what}: {verb}: {error}") };
     let loaded = loader.load().unwrap_or_else(|error| say("load", error));
     compare(&format!("{what}: load"), &loaded, expected);
-    for (name, _) in expected {
+    for name in expected.keys() {
         assert_eq!(loaded.get(name).unwrap().name(), name);
     }
     assert!(

@@ -7,6 +7,9 @@ use crate::storage::job::{Claim, Flight, Job};
 use crate::storage::local::is_out_of_descriptors;
 use crate::storage::{Access, Source};
 
+#[cfg(test)]
+mod tests;
+
 /// How long a broken ring may be silent before what it holds is given up.
 const ABANDON_STEP: Duration = Duration::from_millis(1);
 const ABANDON_STEPS: u32 = 1000;
