@@ -8,7 +8,7 @@ use serde::Serialize;
 use crate::error::{Error, Result};
 use crate::facts::{Facts, IoUringAvailability};
 use crate::plan::ReadPlan;
-use crate::schedule::{AccessMode, Settings};
+use crate::settings::{AccessMode, Settings};
 use crate::storage::BackendKind;
 
 /// What the policy looks at in a plan.
