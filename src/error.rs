@@ -178,6 +178,11 @@ impl Error {
         self.0.tensor.as_deref()
     }
 
+    /// What the reader can do about it, if something is known to help.
+    pub fn remedy(&self) -> Option<&str> {
+        self.0.remedy.as_deref()
+    }
+
     /// The backend and the reason, for [`ErrorKind::Unavailable`].
     pub fn unavailable_reason(&self) -> Option<(BackendKind, &UnavailableReason)> {
         self.0
@@ -187,6 +192,8 @@ impl Error {
     }
 }
 
+/// One sentence, with the remedy at its end; the alternate form (`{:#}`) leaves the remedy out, for
+/// those who print causes after the error.
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(path) = &self.0.path {
@@ -196,7 +203,9 @@ impl fmt::Display for Error {
             write!(f, "tensor {tensor:?}: ")?;
         }
         f.write_str(&self.0.message)?;
-        if let Some(remedy) = &self.0.remedy {
+        if let Some(remedy) = &self.0.remedy
+            && !f.alternate()
+        {
             write!(f, "; {remedy}")?;
         }
         Ok(())
@@ -233,6 +242,11 @@ mod tests {
             error.to_string(),
             "/m/a.safetensors: tensor \"w\": cannot open; check the disk"
         );
+        assert_eq!(
+            format!("{error:#}"),
+            "/m/a.safetensors: tensor \"w\": cannot open"
+        );
+        assert_eq!(error.remedy(), Some("check the disk"));
         assert_eq!(error.source().unwrap().to_string(), "disk on fire");
         assert_eq!(error.kind(), ErrorKind::Io);
     }

@@ -37,6 +37,7 @@ mod load;
 mod near;
 mod policy;
 mod schedule;
+mod settings;
 mod tensor;
 
 pub mod converters;
@@ -59,6 +60,7 @@ pub use formats::{Layout, UnknownLayout};
 pub use load::{CancelToken, LazyTensors, LoadReport, Loader, TensorStream, Tensors};
 pub use plan::{PlanOptions, ReadPlan, Selection, Slice, Split};
 pub use policy::Decision;
-pub use schedule::{AccessMode, Order, Schedule, ScheduleExplanation, Settings};
+pub use schedule::{Schedule, ScheduleExplanation};
+pub use settings::{AccessMode, Order, Settings};
 pub use storage::BackendKind;
 pub use tensor::{Extent, Shape, Tensor, TensorMeta, contiguous_strides};

@@ -8,7 +8,7 @@ use serde::Serialize;
 use crate::error::{Error, Result};
 use crate::facts::{Facts, IoUringAvailability};
 use crate::plan::ReadPlan;
-use crate::schedule::{AccessMode, Settings};
+use crate::settings::{AccessMode, Settings};
 use crate::storage::BackendKind;
 
 /// What the policy looks at in a plan.
@@ -197,11 +197,15 @@ fn choose(shape: &PlanShape, facts: &Facts, preset: &Preset) -> (BackendKind, St
         return (BackendKind::Sync, reason);
     }
     if shape.direct_bytes < preset.uring_bytes {
-        let reason = format!(
-            "{:.1} of {:.1} MiB are in the page cache, and threads copy on every core",
-            mib(shape.read_bytes - shape.direct_bytes),
-            mib(shape.read_bytes),
-        );
+        let (direct, all) = (mib(shape.direct_bytes), mib(shape.read_bytes));
+        let reason = if shape.direct_bytes * 2 > shape.read_bytes {
+            format!("{direct:.1} of {all:.1} MiB come from the disk, too little for a ring to pay")
+        } else {
+            let cached = all - direct;
+            format!(
+                "{cached:.1} of {all:.1} MiB are in the page cache, and threads copy on every core"
+            )
+        };
         return (BackendKind::Sync, reason);
     }
     let absent = format!("{:.1} MiB come from the disk", mib(shape.direct_bytes));
@@ -272,6 +276,11 @@ mod tests {
             direct_bytes: 1000,
             ..cold()
         };
+        let little = PlanShape {
+            read_bytes: 50 << 20,
+            direct_bytes: 49 << 20,
+            ..cold()
+        };
         let nfs = PlanShape {
             network: true,
             ..cold()
@@ -291,6 +300,7 @@ mod tests {
             (cold(), without_uring(), Sync, "permission denied"),
             (warm, with_uring(), Sync, "page cache"),
             (tiny, with_uring(), Sync, "second worker"),
+            (little, with_uring(), Sync, "too little for a ring"),
             (nfs, with_uring(), Sync, "network"),
             (memory, with_uring(), Sync, "not local"),
         ] {

@@ -1,1 +1,93 @@
-//! The programs of Tensora share this crate: arguments, reports and exit codes.
+//! The programs of Tensora share this crate: one file for each command, and the rooms that they
+//! have in common (arguments, output, exit codes, signals, measuring).
+//!
+//! `tensora` has every command; `profile`, `demo` and `convert` are the same commands under the
+//! names that older instructions use. This crate is no library for others: use `tensora`.
+
+mod args;
+mod cache;
+mod cleanup;
+mod digest;
+mod measure;
+mod model;
+mod output;
+mod program;
+mod progress;
+mod reference;
+mod samples;
+mod size;
+
+mod capabilities;
+mod convert;
+mod demo;
+mod hash;
+mod inspect;
+mod plan;
+mod profile;
+mod sample;
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use clap::{Args, Subcommand};
+
+/// All commands in one program.
+#[derive(Debug, Args)]
+struct Tensora {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Show what a checkpoint holds: tensors, types, files, layers
+    Inspect(inspect::Inspect),
+    /// Load a checkpoint and print a SHA-256 digest for each tensor
+    Hash(hash::Hash),
+    /// Explain what would be read and how, without reading it
+    Plan(plan::Plan),
+    /// Write a sample checkpoint, which needs no network
+    Sample(sample::Sample),
+    /// Convert a checkpoint from one layout to the other
+    Convert(convert::Convert),
+    /// Measure loads, or show what this machine can do
+    Profile(profile::Profile),
+    /// Load a checkpoint with every backend, and prove that all bytes are equal
+    Demo(demo::Demo),
+}
+
+/// The program `tensora`.
+pub fn tensora() -> ExitCode {
+    let about = "Loads checkpoints of large language models, and shows how";
+    program::run(
+        "tensora",
+        about,
+        |args: Tensora, out: &mut dyn Write| match args.command {
+            Command::Inspect(args) => inspect::run(&args, out),
+            Command::Hash(args) => hash::run(&args, out),
+            Command::Plan(args) => plan::run(&args, out),
+            Command::Sample(args) => sample::run(&args, out),
+            Command::Convert(args) => convert::run(&args, out),
+            Command::Profile(args) => profile::run(&args, out),
+            Command::Demo(args) => demo::run(&args, out),
+        },
+    )
+}
+
+/// The program `profile`.
+pub fn profile() -> ExitCode {
+    let about = "Measures loads of checkpoints, and shows what this machine can do";
+    program::run("profile", about, |args, out| profile::run(&args, out))
+}
+
+/// The program `demo`.
+pub fn demo() -> ExitCode {
+    let about = "Loads a checkpoint with every backend, and proves that all bytes are equal";
+    program::run("demo", about, |args, out| demo::run(&args, out))
+}
+
+/// The program `convert`.
+pub fn convert() -> ExitCode {
+    let about = "Converts a checkpoint from SafeTensors to ServerlessLLM, or back";
+    program::run("convert", about, |args, out| convert::run(&args, out))
+}

@@ -2,9 +2,9 @@
 
 use crate::checkpoint::Checkpoint;
 use crate::error::Result;
-use crate::load::run;
+use crate::load::eager;
 use crate::plan::Selection;
-use crate::schedule::Settings;
+use crate::settings::Settings;
 use crate::storage::BackendKind;
 use crate::tensor::{Tensor, TensorMeta};
 
@@ -53,7 +53,7 @@ impl LazyTensors {
             backend: BackendKind::Mmap,
             ..Settings::default()
         };
-        run::map(
+        eager::map(
             &self
                 .checkpoint
                 .loader()

@@ -4,7 +4,9 @@
 //! arrive ([`Loader::stream`]), or into memory of the caller ([`Loader::load_into`]). What it will
 //! do can be seen before, without reading a byte: [`Loader::plan`] and [`Loader::schedule`].
 
+mod cancel;
 mod delivery;
+mod eager;
 mod lazy;
 mod report;
 mod run;
@@ -14,17 +16,18 @@ mod tensors;
 
 use std::sync::Arc;
 
+pub use cancel::CancelToken;
 pub use lazy::LazyTensors;
 pub use report::LoadReport;
-pub use run::CancelToken;
 pub use stream::TensorStream;
 pub use tensors::Tensors;
 
 use crate::checkpoint::Checkpoint;
 use crate::error::{Error, ErrorKind, Result};
 use crate::facts::{Facts, MemoryFacts};
-use crate::plan::{PlanOptions, ReadPlan, Selection, Span};
-use crate::schedule::{AccessMode, Order, Schedule, Settings};
+use crate::plan::{PlanOptions, PlanSource, ReadPlan, Selection, Span};
+use crate::schedule::Schedule;
+use crate::settings::{AccessMode, Order, Settings};
 use crate::storage::BackendKind;
 
 impl Checkpoint {
@@ -141,7 +144,15 @@ impl Loader {
     /// [`NoSuchTensor`](crate::ErrorKind::NoSuchTensor) and
     /// [`InvalidArgument`](crate::ErrorKind::InvalidArgument) for selections that do not fit.
     pub fn plan(&self) -> Result<ReadPlan> {
-        ReadPlan::new(&self.checkpoint, &self.selection, &self.options)
+        let sources = self.checkpoint.sources().iter();
+        let sources = sources
+            .map(|source| PlanSource {
+                path: source.path().to_owned(),
+                len: source.len(),
+            })
+            .collect();
+        let tensors = self.checkpoint.tensors();
+        ReadPlan::from_parts(tensors, sources, &self.selection, &self.options)
     }
 
     /// How it will be read, on this machine and with what is in the page cache now.
@@ -174,7 +185,7 @@ impl Loader {
     /// file and tensor; [`Cancelled`](crate::ErrorKind::Cancelled). After an error there are no
     /// tensors, and nothing is in flight.
     pub fn load(&self) -> Result<Tensors> {
-        run::load(self)
+        eager::load(self)
     }
 
     /// As [`load`](Self::load), for async callers: no thread of theirs is ever blocked, and any
@@ -184,7 +195,7 @@ impl Loader {
     /// # Errors
     /// As [`load`](Self::load).
     pub async fn load_async(&self) -> Result<Tensors> {
-        run::load_async(self).await
+        eager::load_async(self).await
     }
 
     /// Hands tensors out as they arrive, or by name, while the rest is being read. Planning
@@ -193,7 +204,7 @@ impl Loader {
     /// # Errors
     /// As [`schedule`](Self::schedule); what fails later is an item of the stream, its last.
     pub fn stream(&self) -> Result<TensorStream> {
-        run::stream(self)
+        TensorStream::start(self)
     }
 
     /// Loads into memory of the caller: exactly one buffer of [`PlannedTensor::nbytes`] for each
@@ -209,7 +220,7 @@ impl Loader {
         &self,
         buffers: impl IntoIterator<Item = (&'a str, &'a mut [u8])>,
     ) -> Result<LoadReport> {
-        run::load_into(self, buffers.into_iter().collect())
+        eager::load_into(self, buffers.into_iter().collect())
     }
 
     pub(crate) fn checkpoint(&self) -> &Checkpoint {

@@ -1,8 +1,7 @@
-//! Running a load: one path for all at once, as they arrive, async, and into lent memory.
+//! A load under way: what every way of loading shares.
 
-use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use crate::error::{Error, ErrorKind, Result};
@@ -10,70 +9,18 @@ use crate::load::Loader;
 use crate::load::delivery::{Delivery, cancelled};
 use crate::load::report::LoadReport;
 use crate::load::sink::LoadSink;
-use crate::load::stream::TensorStream;
-use crate::load::tensors::Tensors;
 use crate::plan::ReadPlan;
-use crate::schedule::Order;
+use crate::settings::Order;
 use crate::storage::Source;
-use crate::storage::backends::{Backend, MmapBackend};
+use crate::storage::backends::Backend;
 use crate::storage::job::{Job, Lent};
 use crate::tensor::Tensor;
 
-/// Ends loads from another thread, or from a signal handler's thread. One token may serve several
-/// loads, one after the other or at once.
-#[derive(Debug, Clone, Default)]
-pub struct CancelToken {
-    inner: Arc<TokenState>,
-}
-
-#[derive(Debug, Default)]
-struct TokenState {
-    cancelled: AtomicBool,
-    loads: Mutex<Vec<Weak<Delivery>>>,
-}
-
-impl CancelToken {
-    /// Ends the loads that this token was given to, and refuses those to come. Reads in flight
-    /// are drained before the load returns its error.
-    pub fn cancel(&self) {
-        self.inner.cancelled.store(true, Ordering::SeqCst);
-        let loads = self
-            .inner
-            .loads
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        loads
-            .iter()
-            .filter_map(Weak::upgrade)
-            .for_each(|load| load.end_from_outside());
-    }
-
-    /// Whether [`cancel`](Self::cancel) was called.
-    pub fn is_cancelled(&self) -> bool {
-        self.inner.cancelled.load(Ordering::SeqCst)
-    }
-
-    fn watch(&self, delivery: &Arc<Delivery>) {
-        let mut loads = self
-            .inner
-            .loads
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        loads.retain(|load| load.strong_count() > 0);
-        loads.push(Arc::downgrade(delivery));
-        drop(loads);
-        // Looked at after the list has the load: a cancel in between is seen by one or the other.
-        if self.is_cancelled() {
-            delivery.end_from_outside();
-        }
-    }
-}
-
 /// A load with everything that it needs to run, and to be reported on.
 pub(super) struct Running {
-    job: Arc<Job>,
+    pub(super) job: Arc<Job>,
     plan: Arc<ReadPlan>,
-    delivery: Arc<Delivery>,
+    pub(super) delivery: Arc<Delivery>,
     backend: Box<dyn Backend>,
     /// Sources that bytes are read from.
     used: Vec<Arc<dyn Source>>,
@@ -81,7 +28,7 @@ pub(super) struct Running {
 }
 
 impl Running {
-    fn new(loader: &Loader, lent: Option<Vec<Option<Lent>>>) -> Result<Self> {
+    pub(super) fn new(loader: &Loader, lent: Option<Vec<Option<Lent>>>) -> Result<Self> {
         if loader.cancel.is_cancelled() {
             return Err(cancelled());
         }
@@ -124,7 +71,7 @@ impl Running {
     }
 
     /// Reads everything; when it returns nothing is in flight.
-    fn run(&self) {
+    pub(super) fn run(&self) {
         let _end = FinishOnDrop(self);
         self.backend.execute(&self.job);
         debug_assert_eq!(
@@ -143,7 +90,7 @@ impl Running {
     }
 
     /// What was delivered, in the order of the plan.
-    fn collect(&self) -> Result<Vec<Tensor>> {
+    pub(super) fn collect(&self) -> Result<Vec<Tensor>> {
         let mut tensors: Vec<Option<Tensor>> = vec![None; self.plan.tensors.len()];
         while let Some(parcel) = self.delivery.take() {
             let parcel = parcel?;
@@ -191,7 +138,7 @@ impl std::fmt::Debug for Running {
 }
 
 /// Whatever happens, a panic included, takers are told that nothing more will come.
-struct FinishOnDrop<'a>(&'a Running);
+pub(super) struct FinishOnDrop<'a>(pub(super) &'a Running);
 
 impl Drop for FinishOnDrop<'_> {
     fn drop(&mut self) {
@@ -205,119 +152,11 @@ impl Drop for FinishOnDrop<'_> {
     }
 }
 
-pub(super) fn load(loader: &Loader) -> Result<Tensors> {
-    let running = Running::new(&loader.clone().without_budget(), None)?;
-    running.run();
-    let tensors = running.collect()?;
-    Ok(Tensors::new(tensors, running.report()))
-}
-
-/// Maps the selection without bringing pages in; what cannot be mapped is read.
-pub(super) fn map(loader: &Loader) -> Result<Vec<Tensor>> {
-    let running = Running::new(loader, None)?;
-    let end = FinishOnDrop(&running);
-    MmapBackend::lazy().execute(&running.job);
-    drop(end);
-    running.collect()
-}
-
-pub(super) async fn load_async(loader: &Loader) -> Result<Tensors> {
-    /// A future that is dropped before its end takes the load with it.
-    struct CancelOnDrop(CancelToken);
-    impl Drop for CancelOnDrop {
-        fn drop(&mut self) {
-            self.0.cancel();
-        }
-    }
-    let mut loader = loader.clone();
-    let outer = std::mem::take(&mut loader.cancel);
-    let _guard = CancelOnDrop(loader.cancel.clone());
-    let (send, receive) = tokio::sync::oneshot::channel();
-    let work = move || {
-        // Both tokens end it: the caller's, and the one of the dropped future.
-        let outcome = Running::new(&loader.clone().without_budget(), None).and_then(|running| {
-            outer.watch(&running.delivery);
-            running.run();
-            let tensors = running.collect()?;
-            Ok(Tensors::new(tensors, running.report()))
-        });
-        let _ = send.send(outcome);
-    };
-    spawn("tensora-load", work)?;
-    receive
-        .await
-        .unwrap_or_else(|_| Err(Error::new(ErrorKind::Io, "the loading thread panicked")))
-}
-
-pub(super) fn stream(loader: &Loader) -> Result<TensorStream> {
-    let running = Arc::new(Running::new(loader, None)?);
-    let delivery = Arc::clone(&running.delivery);
-    let reader = spawn("tensora-stream", {
-        let running = Arc::clone(&running);
-        move || running.run()
-    })?;
-    Ok(TensorStream::new(running, delivery, reader))
-}
-
-pub(super) fn load_into(loader: &Loader, buffers: Vec<(&str, &mut [u8])>) -> Result<LoadReport> {
-    let plan = loader.plan()?;
-    let mut by_name: HashMap<&str, &mut [u8]> = HashMap::with_capacity(buffers.len());
-    let bad = |name: &str, what: String| Error::new(ErrorKind::InvalidArgument, what).tensor(name);
-    for (name, buffer) in buffers {
-        if by_name.insert(name, buffer).is_some() {
-            return Err(bad(name, "two buffers were given".to_owned()));
-        }
-    }
-    let mut targets: Vec<&mut [u8]> = Vec::with_capacity(plan.tensors.len());
-    for planned in &plan.tensors {
-        let buffer = by_name.remove(&*planned.name).ok_or_else(|| {
-            bad(
-                &planned.name,
-                "it is selected, but no buffer was given for it".to_owned(),
-            )
-        })?;
-        if buffer.len() as u64 != planned.nbytes {
-            let what = format!(
-                "it has {} bytes, but its buffer has {}",
-                planned.nbytes,
-                buffer.len()
-            );
-            return Err(bad(&planned.name, what));
-        }
-        targets.push(buffer);
-    }
-    if let Some(name) = by_name.keys().min() {
-        return Err(bad(
-            name,
-            "a buffer was given, but it is not selected".to_owned(),
-        ));
-    }
-    let lent = targets
-        .iter_mut()
-        .zip(&plan.tensors)
-        // Strided views are read elsewhere and gathered.
-        .map(|(buffer, planned)| {
-            (planned.gather.is_none() && planned.nbytes > 0).then(|| lend(buffer))
-        })
-        .collect();
-    let running = Running::new(&loader.clone().without_budget(), Some(lent))?;
-    running.run();
-    for (tensor, buffer) in running.collect()?.iter().zip(targets) {
-        if tensor.bytes().as_ptr() != buffer.as_ptr() {
-            buffer.copy_from_slice(tensor.bytes());
-        }
-    }
-    Ok(running.report())
-}
-
-#[allow(unsafe_code)]
-fn lend(buffer: &mut [u8]) -> Lent {
-    // SAFETY: `load_into` holds the borrow, returns when nothing is in flight, and reads the
-    // delivered tensors only for comparing addresses or copying out of other memory.
-    unsafe { Lent::new(buffer) }
-}
-
-fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<std::thread::JoinHandle<()>> {
+/// Starts a thread of a load.
+pub(super) fn spawn(
+    name: &str,
+    work: impl FnOnce() + Send + 'static,
+) -> Result<std::thread::JoinHandle<()>> {
     std::thread::Builder::new()
         .name(name.to_owned())
         .spawn(work)

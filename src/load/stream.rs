@@ -8,9 +8,10 @@ use std::thread::JoinHandle;
 use futures_core::Stream;
 
 use crate::error::Result;
+use crate::load::Loader;
 use crate::load::delivery::Delivery;
 use crate::load::report::LoadReport;
-use crate::load::run::Running;
+use crate::load::run::{Running, spawn};
 use crate::tensor::Tensor;
 
 /// An iterator, and a [`Stream`] for async callers, of tensors while they are being read.
@@ -27,18 +28,19 @@ pub struct TensorStream {
 }
 
 impl TensorStream {
-    pub(super) fn new(
-        running: Arc<Running>,
-        delivery: Arc<Delivery>,
-        reader: JoinHandle<()>,
-    ) -> Self {
-        let left = running.tensors();
-        Self {
+    /// Plans, and starts to read on a thread of the stream's own.
+    pub(super) fn start(loader: &Loader) -> Result<Self> {
+        let running = Arc::new(Running::new(loader, None)?);
+        let reader = spawn("tensora-stream", {
+            let running = Arc::clone(&running);
+            move || running.run()
+        })?;
+        Ok(Self {
+            delivery: Arc::clone(&running.delivery),
+            left: running.tensors(),
             running,
-            delivery,
             reader: Some(reader),
-            left,
-        }
+        })
     }
 
     /// Tensors that are still to come.

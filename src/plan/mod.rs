@@ -29,7 +29,6 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize, Serializer};
 
-use crate::checkpoint::Checkpoint;
 use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
 use crate::tensor::{Extent, Shape, TensorMeta};
@@ -192,26 +191,6 @@ pub enum SpanKind {
 }
 
 impl ReadPlan {
-    /// Plans the reading of `selection` from `checkpoint`. Reads nothing.
-    ///
-    /// # Errors
-    /// As [`from_parts`](Self::from_parts).
-    pub fn new(
-        checkpoint: &Checkpoint,
-        selection: &Selection,
-        options: &PlanOptions,
-    ) -> Result<Self> {
-        let sources = checkpoint
-            .sources()
-            .iter()
-            .map(|source| PlanSource {
-                path: source.path().to_owned(),
-                len: source.len(),
-            })
-            .collect();
-        Self::from_parts(checkpoint.tensors(), sources, selection, options)
-    }
-
     /// Plans the reading of `selection` out of `tensors` that lie in `sources`.
     ///
     /// # Errors

@@ -9,19 +9,18 @@
 mod explain;
 mod fragment;
 mod lower;
-mod settings;
 #[cfg(test)]
 mod tests;
 
 use std::ops::Range;
 
 pub use explain::ScheduleExplanation;
-pub use settings::{AccessMode, Order, Settings};
 
 use crate::error::Result;
 use crate::facts::Facts;
 use crate::plan::ReadPlan;
 use crate::policy::{Decision, Preset};
+use crate::settings::{Order, Settings};
 use crate::storage::Access;
 use crate::storage::region::SlotSpec;
 

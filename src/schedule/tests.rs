@@ -8,6 +8,7 @@ use crate::dtype::Dtype;
 use crate::facts::{DirectAlign, IoUringAvailability, IoUringFacts, Residency};
 use crate::plan::cases::Case;
 use crate::plan::{PlanOptions, PlanSource, Selection, Slice, Split};
+use crate::settings::{AccessMode, Order, Settings};
 use crate::storage::{BackendKind, PAGE};
 use crate::tensor::{Extent, TensorMeta};
 

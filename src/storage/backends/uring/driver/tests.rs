@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 
 use super::*;
 use crate::error::ErrorKind;
-use crate::schedule::{AccessMode, Settings};
+use crate::settings::{AccessMode, Settings};
 use crate::storage::BackendKind;
 use crate::storage::testing::{Outcome, SIZES, Trial};
 

@@ -1,0 +1,108 @@
+//! Arguments that several commands share, and names that are parsed.
+
+use std::fmt;
+use std::str::FromStr;
+
+use clap::Args;
+use tensora::{AccessMode, BackendKind, Settings};
+
+use crate::size;
+
+/// How to read: everything has a default that is chosen for the machine and the plan.
+#[derive(Debug, Clone, Default, Args)]
+pub struct Tuning {
+    /// Threads (sync, async) or rings (io-uring)
+    #[arg(long, value_name = "N", value_parser = count(1024))]
+    pub workers: Option<u64>,
+    /// Reads in flight for each ring
+    #[arg(long, value_name = "N", value_parser = count(4096))]
+    pub queue_depth: Option<u64>,
+    /// Largest single read, such as 8MiB
+    #[arg(long, value_name = "SIZE", value_parser = chunk)]
+    pub chunk: Option<u64>,
+    /// Through the page cache (buffered), around it (direct), or each where it pays (auto)
+    #[arg(long, value_name = "MODE")]
+    pub access: Option<Access>,
+}
+
+impl Tuning {
+    /// These settings for `backend`.
+    pub fn settings(&self, backend: BackendKind) -> Settings {
+        Settings {
+            backend,
+            workers: self.workers.map(|count| count as usize),
+            queue_depth: self.queue_depth.map(|count| count as usize),
+            chunk_bytes: self.chunk,
+            access: self.access.unwrap_or_default().0,
+            ..Settings::default()
+        }
+    }
+
+    /// The first of these options that was given.
+    pub fn given(&self) -> Option<&'static str> {
+        [
+            ("--workers", self.workers.is_some()),
+            ("--queue-depth", self.queue_depth.is_some()),
+            ("--chunk", self.chunk.is_some()),
+            ("--access", self.access.is_some()),
+        ]
+        .into_iter()
+        .find_map(|(name, given)| given.then_some(name))
+    }
+}
+
+/// [`AccessMode`] by name.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Access(pub AccessMode);
+
+impl FromStr for Access {
+    type Err = Unknown;
+
+    fn from_str(name: &str) -> Result<Self, Unknown> {
+        match name {
+            "auto" => Ok(Self(AccessMode::Auto)),
+            "buffered" => Ok(Self(AccessMode::Buffered)),
+            "direct" => Ok(Self(AccessMode::Direct)),
+            _ => Err(Unknown {
+                name: name.to_owned(),
+                known: "auto, buffered, direct",
+            }),
+        }
+    }
+}
+
+/// A name that is not among those that are known.
+#[derive(Debug)]
+pub struct Unknown {
+    /// What was given.
+    pub name: String,
+    /// What could have been.
+    pub known: &'static str,
+}
+
+impl fmt::Display for Unknown {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "unknown name {:?}; use one of {}", self.name, self.known)
+    }
+}
+
+impl std::error::Error for Unknown {}
+
+/// Parses a whole number from 1 to `most`.
+pub fn count(most: u64) -> impl clap::builder::TypedValueParser<Value = u64> {
+    clap::value_parser!(u64).range(1..=most)
+}
+
+fn chunk(text: &str) -> Result<u64, String> {
+    let bytes = size::parse(text)?;
+    let range = Settings::CHUNK_RANGE;
+    if range.contains(&bytes) {
+        Ok(bytes)
+    } else {
+        Err(format!(
+            "a chunk has between {} and {}",
+            size::bytes(*range.start()),
+            size::bytes(*range.end())
+        ))
+    }
+}

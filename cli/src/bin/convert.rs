@@ -1,0 +1,5 @@
+//! The program `convert`.
+
+fn main() -> std::process::ExitCode {
+    tensora_cli::convert()
+}

@@ -1,0 +1,5 @@
+//! The program `demo`.
+
+fn main() -> std::process::ExitCode {
+    tensora_cli::demo()
+}

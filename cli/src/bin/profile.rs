@@ -1,0 +1,5 @@
+//! The program `profile`.
+
+fn main() -> std::process::ExitCode {
+    tensora_cli::profile()
+}

@@ -1,0 +1,5 @@
+//! The program `tensora`.
+
+fn main() -> std::process::ExitCode {
+    tensora_cli::tensora()
+}

@@ -1,0 +1,73 @@
+//! `hash`: loads a checkpoint with one backend and prints a digest for each tensor.
+
+use std::io::Write;
+use std::sync::{Mutex, PoisonError};
+
+use anyhow::Result;
+use clap::Args;
+use serde::Serialize;
+use tensora::BackendKind;
+
+use crate::args::Tuning;
+use crate::digest::{self, Digests, Entry};
+use crate::model::Named;
+use crate::output::{self, plain};
+use crate::progress::Progress;
+
+/// Bytes that are read ahead of the hashing.
+const BUDGET_BYTES: u64 = 512 << 20;
+
+/// Load a checkpoint and print a SHA-256 digest for each tensor, sorted by name.
+#[derive(Debug, Args)]
+pub struct Hash {
+    #[command(flatten)]
+    named: Named,
+    /// Who reads: default, sync, async, io-uring, mmap
+    #[arg(short, long, default_value_t)]
+    backend: BackendKind,
+    #[command(flatten)]
+    tuning: Tuning,
+    /// One JSON object per line: name, dtype, shape, nbytes, sha256
+    #[arg(long)]
+    json: bool,
+}
+
+/// One line of the JSON output.
+#[derive(Serialize)]
+struct Line<'a> {
+    name: &'a str,
+    #[serde(flatten)]
+    entry: &'a Entry,
+}
+
+pub fn run(args: &Hash, out: &mut dyn Write) -> Result<()> {
+    let (_, checkpoint) = args.named.open()?;
+    let progress = Progress::bytes("hashing", checkpoint.total_bytes());
+    let loader = checkpoint
+        .loader()
+        .settings(args.tuning.settings(args.backend))
+        .budget(BUDGET_BYTES);
+    let digests = Mutex::new(Digests::new());
+    digest::for_each(loader.stream()?, |tensor| {
+        digest::insert(&digests, tensor.name(), Entry::of(&tensor));
+        progress.add(tensor.nbytes() as u64);
+        Ok(())
+    })?;
+    drop(progress);
+    let digests = digests.into_inner().unwrap_or_else(PoisonError::into_inner);
+    for (name, entry) in &digests {
+        if args.json {
+            serde_json::to_writer(&mut *out, &Line { name, entry })?;
+            writeln!(out)?;
+        } else {
+            let (sha, dtype, shape) = (entry.sha256, entry.dtype, &entry.shape);
+            writeln!(
+                out,
+                "{sha}  {}  {dtype} {}",
+                plain(name),
+                output::shape(shape)
+            )?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,287 @@
+//! One measured load: the same figures for every backend and for plain reads.
+//!
+//! Measured from the path to all bytes in hand: opening (headers, index), planning, reading. What
+//! comes before (evicting, mapping for the sake of the figure) and after (comparing, freeing) is
+//! left out.
+
+use std::hint::black_box;
+use std::path::Path;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+use tensora::facts::process;
+use tensora::{BackendKind, Error, ReadPlan, Result, Settings, Tensors};
+
+use crate::model::Subject;
+use crate::size;
+
+/// Who reads.
+#[derive(Debug, Clone)]
+pub enum Reader {
+    /// The library.
+    Library(Settings),
+    /// [`std::fs::read`] of file after file.
+    Native,
+    /// [`std::fs::read`] of all files at once, on a thread each.
+    NativeParallel,
+}
+
+/// What one load took. Times in milliseconds; `None` where the system does not tell.
+#[derive(Debug, Clone, Serialize)]
+pub struct Figures {
+    /// Who read.
+    pub backend: String,
+    /// Why.
+    pub reason: String,
+    /// Threads or rings.
+    pub workers: u64,
+    /// From the path to all bytes in hand.
+    pub ms: f64,
+    /// Of these, opening: headers and index.
+    pub open_ms: f64,
+    /// To the first tensor, or to the first file of a plain read.
+    pub first_tensor_ms: Option<f64>,
+    /// To a mapping of all tensors without a byte in hand: mmap only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub map_ms: Option<f64>,
+    /// Bytes of the tensors.
+    pub bytes: u64,
+    /// Their number.
+    pub tensors: u64,
+    /// Files that were read from.
+    pub files: u64,
+    /// Bytes of tensors per time.
+    pub gib_per_s: f64,
+    /// Processor time of all threads, in seconds.
+    pub cpu_s: Option<f64>,
+    /// Largest resident set, with what the program itself takes.
+    pub peak_rss_bytes: Option<u64>,
+    /// Bytes of the plan that were in the page cache.
+    pub resident_before_bytes: u64,
+    /// Bytes that came from the disk.
+    pub disk_read_bytes: Option<u64>,
+}
+
+/// A checkpoint, its plan, and what measuring needs of them.
+#[derive(Debug)]
+pub struct Bench {
+    subject: Subject,
+    checkpoint: tensora::Checkpoint,
+    plan: ReadPlan,
+}
+
+impl Bench {
+    /// Opens the checkpoint once, for its plan.
+    pub fn new(subject: Subject) -> Result<Self> {
+        let checkpoint = subject.open()?;
+        let plan = checkpoint.loader().plan()?;
+        Ok(Self {
+            subject,
+            checkpoint,
+            plan,
+        })
+    }
+
+    pub fn subject(&self) -> &Subject {
+        &self.subject
+    }
+
+    pub fn checkpoint(&self) -> &tensora::Checkpoint {
+        &self.checkpoint
+    }
+
+    /// The files that the plan reads from, links followed.
+    pub fn files(&self) -> Vec<&Path> {
+        let mut used: Vec<u32> = self.plan.spans.iter().map(|span| span.source).collect();
+        used.dedup();
+        used.iter()
+            .map(|&source| self.plan.sources[source as usize].path.as_path())
+            .collect()
+    }
+
+    /// Drops the plan's files from the page cache, and gives the bytes that stay.
+    pub fn evict(&self) -> Result<u64> {
+        self.files().into_iter().map(process::evict).sum()
+    }
+
+    /// Bytes that the plan reads.
+    pub fn read_bytes(&self) -> u64 {
+        self.plan.figures().read_bytes
+    }
+
+    /// Bytes of the plan that are in the page cache now.
+    pub fn resident_bytes(&self) -> u64 {
+        let facts = self.checkpoint.loader().facts(&self.plan);
+        let resident = |span: &tensora::plan::Span| {
+            let residency = &facts.sources[span.source as usize].residency;
+            residency.resident_bytes(span.offset..span.offset + span.len)
+        };
+        self.plan.spans.iter().map(resident).sum()
+    }
+
+    /// Time from the path to a lazy mapping of all tensors: nothing is read but headers.
+    pub fn map(&self) -> Result<f64> {
+        let start = Instant::now();
+        let lazy = self.subject.open()?.lazy();
+        let tensors = lazy.select(tensora::Selection::all())?;
+        let ms = size::millis(start.elapsed());
+        drop(tensors);
+        Ok(ms)
+    }
+
+    /// Loads once. The tensors are given back, so that they can be compared; plain reads have none.
+    pub fn run(&self, reader: &Reader) -> Result<(Figures, Option<Tensors>)> {
+        let resident_before_bytes = self.resident_bytes();
+        process::reset_peak_rss();
+        let before = process::usage();
+        let (figures, tensors) = match reader {
+            Reader::Library(settings) => {
+                let (figures, tensors) = self.load(settings)?;
+                (figures, Some(tensors))
+            }
+            Reader::Native => (self.read(false)?, None),
+            Reader::NativeParallel => (self.read(true)?, None),
+        };
+        let used = process::usage().since(&before);
+        let figures = Figures {
+            gib_per_s: size::gib_per_s(figures.bytes, figures.ms),
+            cpu_s: used
+                .user_s
+                .zip(used.system_s)
+                .map(|(user, system)| user + system),
+            peak_rss_bytes: used.peak_rss_bytes,
+            resident_before_bytes,
+            disk_read_bytes: used.read_bytes,
+            files: self.files().len() as u64,
+            ..figures
+        };
+        Ok((figures, tensors))
+    }
+
+    fn load(&self, settings: &Settings) -> Result<(Figures, Tensors)> {
+        let start = Instant::now();
+        let checkpoint = self.subject.open()?;
+        let open = start.elapsed();
+        let tensors = checkpoint.loader().settings(settings.clone()).load()?;
+        if tensors.report().decision.backend == BackendKind::Mmap {
+            touch(&tensors);
+        }
+        let all = start.elapsed();
+        let report = tensors.report();
+        let decision = &report.decision;
+        // The library counts from its first read; users wait for what comes before as well.
+        let before_reading = all.saturating_sub(report.elapsed);
+        let first = report.first_tensor.map(|first| before_reading + first);
+        let figures = Figures {
+            workers: decision.workers as u64,
+            bytes: report.bytes,
+            tensors: report.tensors,
+            ..Figures::timed(decision.backend.name(), &decision.reason, open, first, all)
+        };
+        Ok((figures, tensors))
+    }
+
+    fn read(&self, parallel: bool) -> Result<Figures> {
+        let files = self.files();
+        let start = Instant::now();
+        let first = Mutex::new(None);
+        let read = |path: &Path| {
+            let bytes = std::fs::read(path).map_err(|error| Error::io("read", path, error));
+            let mut first = first
+                .lock()
+                .unwrap_or_else(std::sync::PoisonError::into_inner);
+            first.get_or_insert_with(|| start.elapsed());
+            bytes
+        };
+        let contents: Vec<Vec<u8>> = if parallel {
+            std::thread::scope(|scope| {
+                let readers: Vec<_> = files
+                    .iter()
+                    .map(|&path| {
+                        let read = &read;
+                        scope.spawn(move || read(path))
+                    })
+                    .collect();
+                readers
+                    .into_iter()
+                    .map(|reader| {
+                        reader
+                            .join()
+                            .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+                    })
+                    .collect::<Result<_>>()
+            })?
+        } else {
+            files
+                .iter()
+                .map(|&path| read(path))
+                .collect::<Result<_>>()?
+        };
+        let all = start.elapsed();
+        black_box(&contents);
+        let first = first
+            .into_inner()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
+        let (name, reason, workers) = if parallel {
+            (
+                "native-parallel",
+                "std::fs::read, one thread for each file",
+                files.len(),
+            )
+        } else {
+            ("native", "std::fs::read, one file after the other", 1)
+        };
+        let figures = self.plan.figures();
+        Ok(Figures {
+            workers: workers as u64,
+            bytes: figures.result_bytes,
+            tensors: figures.tensors,
+            ..Figures::timed(name, reason, Duration::ZERO, first, all)
+        })
+    }
+}
+
+impl Figures {
+    fn timed(
+        backend: &str,
+        reason: &str,
+        open: Duration,
+        first: Option<Duration>,
+        all: Duration,
+    ) -> Self {
+        Self {
+            backend: backend.to_owned(),
+            reason: reason.to_owned(),
+            workers: 0,
+            ms: size::millis(all),
+            open_ms: size::millis(open),
+            first_tensor_ms: first.map(size::millis),
+            map_ms: None,
+            bytes: 0,
+            tensors: 0,
+            files: 0,
+            gib_per_s: 0.0,
+            cpu_s: None,
+            peak_rss_bytes: None,
+            resident_before_bytes: 0,
+            disk_read_bytes: None,
+        }
+    }
+}
+
+/// Reads one byte of each page: a mapping has its bytes in hand only then.
+fn touch(tensors: &Tensors) {
+    let sum = |bytes: &[u8]| {
+        bytes
+            .iter()
+            .step_by(4096)
+            .fold(0_u8, |sum, byte| sum ^ byte)
+    };
+    black_box(
+        tensors
+            .iter()
+            .map(|tensor| sum(tensor.bytes()))
+            .fold(0, |a, b| a ^ b),
+    );
+}

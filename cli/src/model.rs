@@ -1,0 +1,212 @@
+//! From what a user names to a checkpoint: paths, ids, samples, converted copies.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Result, bail};
+use clap::Args;
+use tensora::{Checkpoint, Layout, hf_model};
+
+use crate::{cache, samples, size};
+
+/// Size of the sample that is taken where nothing else is chosen.
+const SAMPLE_BYTES: u64 = 256 << 20;
+
+/// A checkpoint by path or id.
+#[derive(Debug, Args)]
+pub struct Named {
+    /// Path of a folder, a file or an index; or the id of a model in the local Hub cache
+    #[arg(value_name = "PATH|ID")]
+    name: PathBuf,
+    /// Branch, tag or commit of a model that is named by its id
+    #[arg(long, value_name = "REVISION")]
+    revision: Option<String>,
+    /// safetensors or serverlessllm, where a folder holds both
+    #[arg(long)]
+    layout: Option<Layout>,
+}
+
+impl Named {
+    /// Opens it, and gives the path that the name stands for.
+    pub fn open(&self) -> Result<(PathBuf, Checkpoint)> {
+        let path = hf_model::resolve(&self.name, self.revision.as_deref())?;
+        let checkpoint = open(&path, self.layout)?;
+        Ok((path, checkpoint))
+    }
+}
+
+/// What to measure: a model, a path, or else a sample.
+#[derive(Debug, Args)]
+pub struct Choice {
+    /// Id of a model in the local Hub cache (a path that exists wins)
+    #[arg(long, value_name = "ID", conflicts_with = "path")]
+    model_id: Option<String>,
+    /// Branch, tag or commit of the model
+    #[arg(long, value_name = "REVISION", requires = "model_id")]
+    revision: Option<String>,
+    /// Path of a folder, a file or an index
+    #[arg(long, value_name = "PATH")]
+    path: Option<PathBuf>,
+    /// A sample of this size, made once and kept in the cache folder [default: 256MiB]
+    #[arg(long, value_name = "SIZE", value_parser = size::parse, conflicts_with_all = ["model_id", "path"])]
+    sample: Option<u64>,
+}
+
+/// A checkpoint that can be opened again and again.
+#[derive(Debug, Clone)]
+pub struct Subject {
+    pub path: PathBuf,
+    pub layout: Layout,
+}
+
+impl Subject {
+    pub fn open(&self) -> tensora::Result<Checkpoint> {
+        open(&self.path, Some(self.layout))
+    }
+}
+
+impl Choice {
+    /// Whether neither a model nor a path was named.
+    pub fn is_open(&self) -> bool {
+        self.model_id.is_none() && self.path.is_none()
+    }
+
+    /// The layout of what was chosen, as it is found.
+    pub fn layout(&self) -> Result<Layout> {
+        let path = match (&self.model_id, &self.path) {
+            (Some(id), _) => hf_model::resolve(id, self.revision.as_deref())?,
+            (None, path) => path.clone().unwrap_or_default(),
+        };
+        Ok(Checkpoint::open(path)?.layout())
+    }
+
+    /// The choice as words of a command line.
+    pub fn words(&self) -> Vec<String> {
+        let path = self
+            .path
+            .as_ref()
+            .map(|path| path.to_string_lossy().into_owned());
+        [
+            ("--model-id", self.model_id.clone()),
+            ("--revision", self.revision.clone()),
+            ("--path", path),
+            ("--sample", self.sample.map(|bytes| bytes.to_string())),
+        ]
+        .into_iter()
+        .filter_map(|(option, value)| Some([option.to_owned(), value?]))
+        .flatten()
+        .collect()
+    }
+
+    /// The chosen checkpoint in `layout`; where neither a model nor a path was chosen,
+    /// a sample, which is made when it is not there yet.
+    pub fn subject(&self, layout: Layout) -> Result<Subject> {
+        let path = match (&self.model_id, &self.path) {
+            (Some(id), _) => model(id, self.revision.as_deref(), layout)?,
+            (None, Some(path)) => in_layout(path, layout)?,
+            (None, None) => samples::cached(self.sample.unwrap_or(SAMPLE_BYTES), layout)?,
+        };
+        Ok(Subject { path, layout })
+    }
+}
+
+/// Opens a path in the given layout, or in the one that is found.
+pub fn open(path: &Path, layout: Option<Layout>) -> tensora::Result<Checkpoint> {
+    match layout {
+        Some(layout) => Checkpoint::options().layout(layout).open(path),
+        None => Checkpoint::open(path),
+    }
+}
+
+/// The folder of model `id` in `layout`: its snapshot or, where that has another layout, the
+/// converted copy in our cache.
+fn model(id: &str, revision: Option<&str>, layout: Layout) -> Result<PathBuf> {
+    let is_path = Path::new(id).symlink_metadata().is_ok();
+    let snapshot = hf_model::resolve(id, revision)?;
+    let index = "tensor_index.json";
+    if is_path {
+        return in_layout(&snapshot, layout);
+    }
+    if layout != Layout::ServerlessLlm || snapshot.join(index).exists() {
+        return Ok(snapshot);
+    }
+    let copy = cache::converted(id, &snapshot)?;
+    if copy.join(index).exists() {
+        return Ok(copy);
+    }
+    let mut words = vec![id.to_owned(), copy.to_string_lossy().into_owned()];
+    if let Some(revision) = revision {
+        words.extend(["--revision".to_owned(), revision.to_owned()]);
+    }
+    bail!(
+        "{id} has no copy in the ServerlessLLM layout at {}; make one with: {}",
+        copy.display(),
+        invocation("convert", &words),
+    )
+}
+
+/// The path, unless it is that of a SafeTensors folder where ServerlessLLM is wanted: that is a
+/// matter of converting it, and not of a missing file.
+fn in_layout(path: &Path, layout: Layout) -> Result<PathBuf> {
+    if layout == Layout::ServerlessLlm
+        && path.is_dir()
+        && Checkpoint::open(path).is_ok_and(|found| found.layout() == Layout::SafeTensors)
+    {
+        let words = [path.to_string_lossy().into_owned(), "OUT".to_owned()];
+        bail!(
+            "{}: this folder is in the SafeTensors layout; make a copy in the other one with: {}",
+            path.display(),
+            invocation("convert", &words),
+        );
+    }
+    Ok(path.to_owned())
+}
+
+/// A command line for one of the programs, in the way in which this one was started.
+pub fn invocation(program: &str, words: &[String]) -> String {
+    // Cargo names itself to what it runs.
+    let mut line = match std::env::var_os("CARGO") {
+        Some(_) => format!("cargo run --release --bin {program} --"),
+        None => format!("tensora {program}"),
+    };
+    for word in words {
+        line.push(' ');
+        line.push_str(&quoted(word));
+    }
+    line
+}
+
+/// A word as a POSIX shell reads it.
+pub fn quoted(word: &str) -> String {
+    let is_safe = |c: char| c.is_ascii_alphanumeric() || "@%+=:,./_-".contains(c);
+    if !word.is_empty() && word.chars().all(is_safe) {
+        word.to_owned()
+    } else {
+        format!("'{}'", word.replace('\'', r"'\''"))
+    }
+}
+
+/// What a checkpoint comes to, in a few words.
+pub fn summary(checkpoint: &Checkpoint) -> String {
+    let files = checkpoint.sources().len() as u64;
+    format!(
+        "{}, {} of {} in {}",
+        checkpoint.layout(),
+        crate::output::counted(checkpoint.tensors().len() as u64, "tensor"),
+        size::bytes(checkpoint.total_bytes()),
+        crate::output::counted(files, "file"),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_are_quoted_where_a_shell_would_read_them_otherwise() {
+        assert_eq!(quoted("Qwen/Qwen3-0.6B"), "Qwen/Qwen3-0.6B");
+        assert_eq!(quoted("a b"), "'a b'");
+        assert_eq!(quoted("it's $x"), r"'it'\''s $x'");
+        assert_eq!(quoted(""), "''");
+        assert_eq!(quoted("~"), "'~'");
+    }
+}
