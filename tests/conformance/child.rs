@@ -44,9 +44,7 @@ fn role() {
         "eager-peak" => crate::memory::eager_peak(&argument),
         "stream-peak" => crate::memory::stream_peak(&argument),
         "memory-returns" => crate::memory::memory_returns(&argument),
-        #[cfg(all(target_os = "linux", target_pointer_width = "64"))]
         "denied" => crate::denied::denied(&argument),
-        #[cfg(all(target_os = "linux", target_pointer_width = "64"))]
         "no-locked-memory" => crate::denied::no_locked_memory(),
         other => panic!("no role {other}"),
     }

@@ -91,7 +91,7 @@ fn read_at(source: &dyn Source, access: Access, offset: u64, into: &mut [u8]) ->
 mod tests {
     use super::*;
     use crate::error::ErrorKind;
-    use crate::schedule::{AccessMode, Settings};
+    use crate::settings::{AccessMode, Settings};
     use crate::storage::testing::{SIZES, Trial};
     use crate::storage::{Fault, FaultSource};
 

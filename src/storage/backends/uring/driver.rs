@@ -7,7 +7,7 @@ use crate::storage::job::{Claim, Flight, Job};
 use crate::storage::local::is_out_of_descriptors;
 use crate::storage::{Access, Source};
 
-#[cfg(test)]
+#[cfg(all(test, target_os = "linux"))]
 mod tests;
 
 /// How long a broken ring may be silent before what it holds is given up.
