@@ -76,11 +76,14 @@ impl Lowering<'_> {
                     self.ways.direct_unit(source).unwrap_or(1),
                 ),
             };
-            // Cut at multiples of the chunk, so that direct reads stay aligned.
+            // Cut where the memory, not the file, is at a multiple of the chunk: then no two reads
+            // fault the same huge page, which both would zero. Memory and file are congruent by
+            // pages, so direct reads stay aligned.
             let chunk = chunk.next_multiple_of(unit);
             let mut from = segment.start - segment.start % unit;
             while from < segment.end {
-                let to = ((from / chunk + 1) * chunk).min(segment.end);
+                let into_region = at + from - start;
+                let to = (from + chunk - into_region % chunk).min(segment.end);
                 self.requests.push(Request {
                     source,
                     offset: from,
@@ -88,9 +91,7 @@ impl Lowering<'_> {
                     needed: to - from,
                     access,
                     region,
-                    landing: LandingSpec::InPlace {
-                        at: at + from - start,
-                    },
+                    landing: LandingSpec::InPlace { at: into_region },
                 });
                 from = to.next_multiple_of(unit);
             }
