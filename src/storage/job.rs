@@ -210,6 +210,12 @@ impl Job {
     /// So many reads will never be handed back: the ring that holds them is broken, and their
     /// memory stays reserved for ever.
     pub(crate) fn leak(&self, reads: usize) {
+        if reads > 0 && !self.lent.is_empty() {
+            // The caller's memory cannot be kept from the caller, and the kernel may still write
+            // to it: there is no sound way to go on.
+            tracing::error!(reads, "a broken io_uring holds memory of the caller");
+            std::process::abort();
+        }
         Counters::add(&self.counters.leaked, reads as u64);
     }
 

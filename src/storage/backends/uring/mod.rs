@@ -10,7 +10,8 @@ mod emulated;
 mod kernel;
 
 use std::io;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::error::{Error, ErrorKind};
 use crate::storage::backends::Backend;
@@ -26,39 +27,61 @@ impl Backend for UringBackend {
     fn execute(&self, job: &Arc<Job>) {
         let decision = job.schedule().decision();
         let rings = decision.workers.min(job.schedule().requests.len()).max(1);
+        let crew = Crew::default();
         std::thread::scope(|scope| {
             for number in 1..rings {
                 let named = std::thread::Builder::new().name(format!("tensora-ring-{number}"));
-                if named
-                    .spawn_scoped(scope, move || run_ring(job, number))
-                    .is_err()
-                {
+                if named.spawn_scoped(scope, || crew.join(job)).is_err() {
                     tracing::warn!(rings = number, "fewer rings than planned: no more threads");
                     break;
                 }
             }
-            run_ring(job, 0);
+            crew.join(job);
         });
+        crew.check(job);
     }
 }
 
-fn run_ring(job: &Job, number: usize) {
-    let depth = job.schedule().decision().queue_depth;
-    match make_ring(job, depth) {
-        Ok(mut ring) => drive(job, &mut *ring, depth),
-        // Locked memory is counted per user: one ring may be granted and the next refused. The
-        // rings that exist do the work.
-        Err(error) if number > 0 => {
-            tracing::warn!(%error, ring = number, "going on with fewer rings")
+/// The rings of a job. Locked memory and descriptors are counted per user and per process: one
+/// ring may be granted and the next refused, and then those that exist do the work.
+#[derive(Default)]
+struct Crew {
+    made: AtomicUsize,
+    refusal: Mutex<Option<io::Error>>,
+}
+
+impl Crew {
+    /// Makes a ring and drives it to the end of the job.
+    fn join(&self, job: &Job) {
+        match make_ring(job, job.schedule().decision().queue_depth) {
+            Ok(mut ring) => {
+                self.made.fetch_add(1, Ordering::Relaxed);
+                drive(job, &mut *ring, job.schedule().decision().queue_depth);
+            }
+            Err(error) => {
+                tracing::warn!(%error, "going on with fewer rings");
+                *self.refusal.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+            }
         }
-        Err(error) => job.sink().fail(
-            Error::new(
-                ErrorKind::Io,
-                format!("cannot make an io_uring of depth {depth}"),
-            )
-            .help("raise ulimit -l, use a smaller queue depth, or the default backend")
-            .because(error),
-        ),
+    }
+
+    /// Fails the job when there was no ring at all.
+    fn check(self, job: &Job) {
+        let refusal = self
+            .refusal
+            .into_inner()
+            .unwrap_or_else(PoisonError::into_inner);
+        if let (0, Some(error)) = (self.made.into_inner(), refusal) {
+            let depth = job.schedule().decision().queue_depth;
+            job.sink().fail(
+                Error::new(
+                    ErrorKind::Io,
+                    format!("cannot make an io_uring of depth {depth}"),
+                )
+                .help("raise ulimit -l, use a smaller queue depth, or the default backend")
+                .because(error),
+            );
+        }
     }
 }
 
