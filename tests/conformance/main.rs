@@ -7,6 +7,7 @@ mod cancel;
 mod changes;
 mod child;
 mod denied;
+mod deny_io_uring;
 mod faults;
 mod limits;
 mod memory;
