@@ -9,7 +9,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-use crate::program::INTERRUPTED;
+use crate::failure::INTERRUPTED;
 
 /// Outputs that are being written.
 static UNFINISHED: Mutex<Vec<Output>> = Mutex::new(Vec::new());

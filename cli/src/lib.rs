@@ -8,6 +8,7 @@ mod args;
 mod cache;
 mod cleanup;
 mod digest;
+mod failure;
 mod measure;
 mod model;
 mod output;

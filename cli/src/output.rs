@@ -7,7 +7,7 @@ use anyhow::Result;
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use serde::Serialize;
 
-use crate::program;
+use crate::failure;
 
 /// A table without frames: it reads well in a terminal and in a file.
 pub fn table(headings: &[&str], right: &[usize]) -> Table {
@@ -77,7 +77,7 @@ pub fn error(error: &anyhow::Error) {
         "error:"
     };
     // Without a stderr there is nobody to tell.
-    let _ = writeln!(stderr, "{label} {}", program::chain(error));
+    let _ = writeln!(stderr, "{label} {}", failure::chain(error));
 }
 
 /// Colours are for terminals whose users did not ask for none (<https://no-color.org>).

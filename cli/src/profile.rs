@@ -13,9 +13,9 @@ use tensora::{BackendKind, Layout};
 
 use crate::args::{self, Tuning, Unknown};
 use crate::capabilities::{self, Capabilities};
+use crate::failure::Usage;
 use crate::measure::{Bench, Figures, Reader};
 use crate::model::Choice;
-use crate::program::Usage;
 use crate::{model, output, size};
 
 /// Measure loads, or show what this machine can do.

@@ -1,23 +1,12 @@
 //! What every program does around its command: arguments, log, signals, errors, exit code.
 
-use std::fmt;
 use std::io::{self, BufWriter, Write};
 use std::process::ExitCode;
 
 use clap::{Arg, ArgAction, ArgMatches, Args, Command};
-use tensora::ErrorKind;
 use tracing_subscriber::filter::LevelFilter;
 
-use crate::{cleanup, output};
-
-/// Something went wrong.
-const FAILURE: u8 = 1;
-/// The arguments make no sense. Clap uses the same number.
-const USAGE: u8 = 2;
-/// The backend that was asked for cannot run here.
-const UNAVAILABLE: u8 = 3;
-/// Ctrl-C: 128 and the number of the signal, as shells have it.
-pub const INTERRUPTED: u8 = 130;
+use crate::{cleanup, failure, output};
 
 /// Runs a program: `command` gets the parsed arguments and the standard output.
 pub fn run<A: Args>(
@@ -47,22 +36,10 @@ pub fn run<A: Args>(
                 None => error,
             };
             output::error(&error);
-            ExitCode::from(exit_code(&error))
+            ExitCode::from(failure::exit_code(&error))
         }
     }
 }
-
-/// Arguments that fit each other in a way that the parser does not know.
-#[derive(Debug)]
-pub struct Usage(pub String);
-
-impl fmt::Display for Usage {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for Usage {}
 
 fn arguments<A: Args>(name: &'static str, about: &'static str) -> Command {
     let verbose = Arg::new("verbose")
@@ -97,21 +74,6 @@ fn log(matches: &ArgMatches) {
         .try_init();
 }
 
-fn exit_code(error: &anyhow::Error) -> u8 {
-    if error.is::<Usage>() {
-        return USAGE;
-    }
-    match library_error(error).map(tensora::Error::kind) {
-        Some(ErrorKind::Unavailable) => UNAVAILABLE,
-        Some(ErrorKind::Cancelled) => INTERRUPTED,
-        _ => FAILURE,
-    }
-}
-
-fn library_error(error: &anyhow::Error) -> Option<&tensora::Error> {
-    error.chain().find_map(|error| error.downcast_ref())
-}
-
 fn is_broken_pipe(error: &anyhow::Error) -> bool {
     output_error(error) == Some(io::ErrorKind::BrokenPipe)
 }
@@ -128,68 +90,10 @@ fn output_error(error: &anyhow::Error) -> Option<io::ErrorKind> {
     }
 }
 
-/// An error, its causes and what to do, in one line without repetition.
-pub fn chain(error: &anyhow::Error) -> String {
-    let mut text = String::new();
-    for cause in error.chain() {
-        let cause_text = match cause.downcast_ref::<tensora::Error>() {
-            Some(error) => format!("{error:#}"),
-            None => cause.to_string(),
-        };
-        // Wrappers of other crates may quote their source.
-        if text.is_empty() {
-            text = cause_text;
-        } else if !text.ends_with(&cause_text) {
-            text.push_str(": ");
-            text.push_str(&cause_text);
-        }
-    }
-    if let Some(remedy) = library_error(error).and_then(tensora::Error::remedy) {
-        text.push_str("; ");
-        text.push_str(remedy);
-    }
-    text
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use anyhow::Context as _;
     use tensora::Error;
-    use tensora::storage::{BackendKind, UnavailableReason};
-
-    #[test]
-    fn exit_codes_follow_the_meaning_of_errors() {
-        let unavailable = Error::unavailable(BackendKind::IoUring, UnavailableReason::NotCompiled);
-        let cases: [(anyhow::Error, u8); 5] = [
-            (unavailable.into(), UNAVAILABLE),
-            (
-                Error::new(ErrorKind::Cancelled, "stopped").into(),
-                INTERRUPTED,
-            ),
-            (Error::new(ErrorKind::Truncated, "short").into(), FAILURE),
-            (Usage("no".into()).into(), USAGE),
-            (anyhow::anyhow!("other"), FAILURE),
-        ];
-        for (error, code) in cases {
-            assert_eq!(exit_code(&error), code, "{error}");
-        }
-        let wrapped = Err::<(), _>(Error::unavailable(
-            BackendKind::IoUring,
-            UnavailableReason::NotCompiled,
-        ))
-        .context("cannot load");
-        assert_eq!(exit_code(&wrapped.unwrap_err()), UNAVAILABLE);
-    }
-
-    #[test]
-    fn chains_are_one_line_and_repeat_nothing() {
-        let cause = io::Error::other("disk on fire");
-        let error = anyhow::Error::from(Error::io("read", "a.bin".as_ref(), cause)).context("load");
-        assert_eq!(chain(&error), "load: a.bin: cannot read: disk on fire");
-        let quoting = anyhow::anyhow!("x: y").context("outer: x: y");
-        assert_eq!(chain(&quoting), "outer: x: y");
-    }
 
     #[test]
     fn only_our_own_output_breaks_silently() {
