@@ -8,6 +8,7 @@ use tokio::runtime::{Builder, Handle, Runtime};
 
 use crate::error::{Error, Result};
 use crate::facts::{IoUringAvailability, probe_io_uring};
+use crate::policy::Profile;
 use crate::storage::backends::{Backend, MmapBackend, SyncBackend, TokioBackend, UringBackend};
 use crate::storage::{BackendKind, DescriptorCache};
 
@@ -32,16 +33,26 @@ struct Inner {
     descriptors: Arc<DescriptorCache>,
     runtime: Mutex<Option<PrivateRuntime>>,
     io_uring: OnceLock<IoUringAvailability>,
+    profile: Profile,
 }
 
 impl Engine {
     /// A fresh engine, for callers that do not want to share the default one.
     pub fn new() -> Self {
+        Self::with_profile(Profile::default())
+    }
+
+    /// A fresh engine whose loads are decided with the constants of `profile` where it applies.
+    ///
+    /// The library looks for no profile by itself: [`Profile::load`] reads the file that a caller
+    /// names, and the programs read the one that `tensora calibrate` wrote.
+    pub fn with_profile(profile: Profile) -> Self {
         Self {
             inner: Arc::new(Inner {
                 descriptors: Arc::new(DescriptorCache::for_this_process()),
                 runtime: Mutex::new(None),
                 io_uring: OnceLock::new(),
+                profile,
             }),
         }
     }
@@ -63,6 +74,11 @@ impl Engine {
             .io_uring
             .get_or_init(|| probe_io_uring().into())
             .clone()
+    }
+
+    /// The constants that loads are decided with.
+    pub fn profile(&self) -> &Profile {
+        &self.inner.profile
     }
 
     /// The backend that executes schedules decided for `kind`.
@@ -115,6 +131,7 @@ impl fmt::Debug for Engine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Engine")
             .field("io_uring", &self.inner.io_uring.get())
+            .field("profile", &self.inner.profile)
             .finish_non_exhaustive()
     }
 }

@@ -59,7 +59,7 @@ pub use facts::Facts;
 pub use formats::{Layout, UnknownLayout};
 pub use load::{CancelToken, LazyTensors, LoadReport, Loader, TensorStream, Tensors};
 pub use plan::{PlanOptions, ReadPlan, Selection, Slice, Split};
-pub use policy::Decision;
+pub use policy::{Decision, Machine, Preset, Profile};
 pub use schedule::{Schedule, ScheduleExplanation};
 pub use settings::{AccessMode, Order, Settings};
 pub use storage::BackendKind;

@@ -60,8 +60,12 @@ pub struct SourceFacts {
     /// Whether reads of absent bytes go over a network or to a user-space server: many large
     /// reads in parallel pay there, mappings do not.
     pub network: bool,
-    /// Whether the disk below turns; `None` where there is no one disk or it does not say.
+    /// Whether the disk below says that it turns; `None` where there is no one disk or it does not
+    /// say. Virtual disks often say yes whatever they are.
     pub rotational: Option<bool>,
+    /// What the filesystem lies on: the kernel's name of the disk or partition (`nvme0n1p1`,
+    /// `vda`), else what the mount table says was mounted (`server:/export`).
+    pub device: Option<String>,
     /// What `O_DIRECT` reads must be aligned to; `None` where they are impossible or pointless.
     pub direct: Option<DirectAlign>,
     /// Which parts are in the page cache.
@@ -77,6 +81,7 @@ impl SourceFacts {
             local: false,
             network: false,
             rotational: None,
+            device: None,
             direct: None,
             residency: Residency::unknown(len),
         }

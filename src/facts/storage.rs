@@ -22,6 +22,7 @@ mod linux {
     use std::fs::File;
     use std::ops::Range;
     use std::os::linux::fs::MetadataExt;
+    use std::path::{Path, PathBuf};
 
     use rustix::fs::{AtFlags, Statx, StatxFlags};
 
@@ -56,12 +57,17 @@ mod linux {
         let stat = statx(&file);
         let (filesystem, mount) = filesystem_of(&file, stat.as_ref(), mounts);
         let medium = medium(&filesystem);
+        let disk = disk_below(&file, mount);
         SourceFacts {
             local: true,
             network: medium == Medium::Network,
             rotational: match medium {
-                Medium::Disk => rotational(&file, mount),
+                Medium::Disk => disk.as_deref().and_then(rotational),
                 _ => None,
+            },
+            device: match &disk {
+                Some(disk) => name_of(disk),
+                None => mount.map(|mount| mount.source.clone()),
             },
             direct: match medium {
                 // The page cache is the storage: there is nothing to go around.
@@ -144,9 +150,9 @@ mod linux {
         (fine(memory) && fine(offset)).then_some(DirectAlign { memory, offset })
     }
 
-    /// Whether the disk turns. Filesystems without a device of their own (btrfs) name it as the
-    /// mount's source.
-    fn rotational(file: &File, mount: Option<&Mount>) -> Option<bool> {
+    /// The folder of the disk or partition in sysfs. Filesystems without a device of their own
+    /// (btrfs) name it as the mount's source.
+    fn disk_below(file: &File, mount: Option<&Mount>) -> Option<PathBuf> {
         let mut device = file.metadata().ok()?.st_dev();
         if rustix::fs::major(device) == 0 {
             let node = mount.map(|mount| &mount.source)?;
@@ -156,10 +162,19 @@ mod linux {
                 .st_rdev();
         }
         let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
-        let folder = format!("/sys/dev/block/{major}:{minor}");
+        std::fs::canonicalize(format!("/sys/dev/block/{major}:{minor}")).ok()
+    }
+
+    /// The kernel's name of a disk or partition.
+    fn name_of(disk: &Path) -> Option<String> {
+        Some(disk.file_name()?.to_string_lossy().into_owned())
+    }
+
+    /// Whether the disk says that it turns.
+    fn rotational(disk: &Path) -> Option<bool> {
         // A partition has no queue; its disk is the folder above.
         ["queue", "../queue"].into_iter().find_map(|queue| {
-            let text = std::fs::read_to_string(format!("{folder}/{queue}/rotational")).ok()?;
+            let text = std::fs::read_to_string(disk.join(queue).join("rotational")).ok()?;
             Some(text.trim() == "1")
         })
     }

@@ -162,7 +162,8 @@ impl Loader {
     /// backend that cannot run here.
     pub fn schedule(&self) -> Result<Schedule> {
         let plan = self.plan()?;
-        Schedule::lower(&plan, &self.facts(&plan), &self.settings)
+        let profile = self.checkpoint.engine().profile();
+        Schedule::lower_with(&plan, &self.facts(&plan), &self.settings, profile)
     }
 
     /// What is known of this machine and of the parts of files that `plan` reads.
@@ -239,7 +240,13 @@ impl Loader {
     fn prepare(&self, lend: bool) -> Result<(Arc<ReadPlan>, Schedule)> {
         let plan = Arc::new(self.plan()?);
         let facts = self.facts(&plan);
-        let schedule = Schedule::lower_for(&plan, &facts, &self.settings, lend)?;
+        let schedule = Schedule::lower_for(
+            &plan,
+            &facts,
+            &self.settings,
+            self.checkpoint.engine().profile(),
+            lend,
+        )?;
         if self.settings.budget.is_none() {
             check_memory(schedule.memory_bytes(), &facts.memory)?;
         }

@@ -80,6 +80,10 @@ impl fmt::Display for ScheduleExplanation {
             write!(f, " x queue depth {}", decision.queue_depth)?;
         }
         writeln!(f)?;
+        for note in &decision.notes {
+            writeln!(f, "           {note}")?;
+        }
+        writeln!(f, "profile    {}", decision.profile)?;
         writeln!(
             f,
             "requests   {} of at most {:.1} MiB buffered, {:.1} MiB direct",

@@ -19,7 +19,7 @@ pub use explain::ScheduleExplanation;
 use crate::error::Result;
 use crate::facts::Facts;
 use crate::plan::ReadPlan;
-use crate::policy::{Decision, Preset};
+use crate::policy::{Decision, Profile, used_sources};
 use crate::settings::{Order, Settings};
 use crate::storage::Access;
 use crate::storage::region::SlotSpec;
@@ -44,23 +44,39 @@ pub struct Schedule {
 }
 
 impl Schedule {
-    /// Decides how `plan` is read on the machine that `facts` describe.
+    /// Decides how `plan` is read on the machine that `facts` describe, with the built-in
+    /// constants.
     ///
     /// # Errors
     /// [`InvalidArgument`](crate::ErrorKind::InvalidArgument) for impossible settings,
     /// [`Unavailable`](crate::ErrorKind::Unavailable) for an explicit backend that cannot run.
     pub fn lower(plan: &ReadPlan, facts: &Facts, settings: &Settings) -> Result<Self> {
-        Self::lower_for(plan, facts, settings, false)
+        Self::lower_with(plan, facts, settings, &Profile::default())
     }
 
-    /// As [`lower`](Self::lower); `lend`: tensors go to memory that the caller lends.
+    /// As [`lower`](Self::lower), with the constants of `profile` where it applies.
+    ///
+    /// # Errors
+    /// As [`lower`](Self::lower).
+    pub fn lower_with(
+        plan: &ReadPlan,
+        facts: &Facts,
+        settings: &Settings,
+        profile: &Profile,
+    ) -> Result<Self> {
+        Self::lower_for(plan, facts, settings, profile, false)
+    }
+
+    /// As [`lower_with`](Self::lower_with); `lend`: tensors go to memory that the caller lends.
     pub(crate) fn lower_for(
         plan: &ReadPlan,
         facts: &Facts,
         settings: &Settings,
+        profile: &Profile,
         lend: bool,
     ) -> Result<Self> {
-        lower::lower(plan, facts, settings, &Preset::default(), lend)
+        let applied = profile.applied(facts, &used_sources(plan));
+        lower::lower(plan, facts, settings, &applied, lend)
     }
 
     /// Who reads, and why.

@@ -8,6 +8,7 @@ use crate::dtype::Dtype;
 use crate::facts::{DirectAlign, IoUringAvailability, IoUringFacts, Residency};
 use crate::plan::cases::Case;
 use crate::plan::{PlanOptions, PlanSource, Selection, Slice, Split};
+use crate::policy::Preset;
 use crate::settings::{AccessMode, Order, Settings};
 use crate::storage::{BackendKind, PAGE};
 use crate::tensor::{Extent, TensorMeta};
@@ -93,7 +94,7 @@ fn check(random: &mut Random, plan: &ReadPlan, sources: &[Vec<u8>]) {
         ..Preset::default()
     };
     let lend = random.below(4) == 0;
-    let schedule = lower(plan, &facts, &settings, &preset, lend)
+    let schedule = lower(plan, &facts, &settings, &preset.into(), lend)
         .unwrap_or_else(|error| panic!("{settings:?}: {error}"));
     check_regions(plan, &settings, &schedule);
     check_requests(plan, &facts, &schedule);

@@ -8,7 +8,7 @@ mod ways;
 use crate::error::Result;
 use crate::facts::Facts;
 use crate::plan::ReadPlan;
-use crate::policy::{self, Decision, Preset};
+use crate::policy::{self, Applied, Decision};
 use crate::schedule::{CopySpec, LandingSpec, Origin, Place, RegionSpec, Request, Schedule};
 use crate::settings::{AccessMode, Order, Settings};
 use crate::storage::{BackendKind, PAGE};
@@ -30,7 +30,7 @@ pub(super) fn lower(
     plan: &ReadPlan,
     facts: &Facts,
     settings: &Settings,
-    preset: &Preset,
+    applied: &Applied,
     lend: bool,
 ) -> Result<Schedule> {
     settings.check()?;
@@ -40,7 +40,7 @@ pub(super) fn lower(
         settings.access
     };
     let shape = policy::shape(plan, facts, access);
-    let decision = policy::decide(&shape, facts, settings, preset)?;
+    let decision = policy::decide(&shape, facts, settings, applied)?;
     let cap = settings.budget.map_or(REGION_BYTES, |budget| {
         (budget / BUDGET_PARTS).clamp(SMALLEST_BUDGET_REGION, REGION_BYTES)
     });
@@ -54,7 +54,7 @@ pub(super) fn lower(
     let mut lowering = Lowering {
         plan,
         settings,
-        ways: Ways::new(facts, access, preset.island_bytes),
+        ways: Ways::new(facts, access, applied.preset.island_bytes),
         lend,
         cap,
         decision,
@@ -73,7 +73,7 @@ pub(super) fn lower(
             Form::Rows => pieces.iter().for_each(|piece| lowering.add_rows(piece)),
         }
     }
-    Ok(lowering.finish())
+    Ok(lowering.finish(applied))
 }
 
 struct Lowering<'a> {
@@ -123,7 +123,7 @@ impl Lowering<'_> {
         (self.regions.len() - 1) as u32
     }
 
-    fn finish(mut self) -> Schedule {
+    fn finish(mut self, applied: &Applied) -> Schedule {
         for region in &mut self.regions {
             region.charge += region.len;
         }
@@ -136,6 +136,8 @@ impl Lowering<'_> {
             .map(|request| request.len)
             .max()
             .unwrap_or(0);
+        let (settings, preset) = (self.settings, &applied.preset);
+        policy::bound_staging(&mut self.decision, settings, preset, staging_bytes);
         Schedule {
             decision: self.decision,
             regions: self.regions,
