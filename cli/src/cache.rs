@@ -1,13 +1,16 @@
-//! The folder that the programs keep things in, and the names in it.
+//! The folder that the programs keep samples and copies in, and the names in it.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
 
+use crate::folders::Folder;
+
 /// `TENSORA_CACHE_DIR`, else `tensora` in the cache folder of the operating system.
 pub fn root() -> Result<PathBuf> {
-    locate(|name| std::env::var_os(name), std::env::home_dir())
+    Folder::CACHE
+        .path()
         .context("the home folder is unknown; set TENSORA_CACHE_DIR to a folder to keep samples in")
 }
 
@@ -25,45 +28,9 @@ pub fn converted(id: &str, snapshot: &Path) -> Result<PathBuf> {
     Ok(root()?.join(slug).join("serverlessllm"))
 }
 
-fn locate(var: impl Fn(&str) -> Option<OsString>, home: Option<PathBuf>) -> Option<PathBuf> {
-    let folder = |name: &str| {
-        var(name)
-            .filter(|value| !value.is_empty())
-            .map(PathBuf::from)
-    };
-    if let Some(own) = folder("TENSORA_CACHE_DIR") {
-        return Some(own);
-    }
-    let system = if cfg!(target_os = "macos") {
-        home.map(|home| home.join("Library/Caches"))
-    } else if cfg!(windows) {
-        folder("LOCALAPPDATA")
-    } else {
-        // Relative paths in XDG variables are to be ignored.
-        folder("XDG_CACHE_HOME")
-            .filter(|path| path.is_absolute())
-            .or_else(|| home.map(|home| home.join(".cache")))
-    };
-    system.map(|system| system.join("tensora"))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_own_variable_wins_and_empty_ones_count_as_unset() {
-        let home = || Some(PathBuf::from("/home/u"));
-        let own = |name: &str| (name == "TENSORA_CACHE_DIR").then(|| "/t".into());
-        assert_eq!(locate(own, home()), Some("/t".into()));
-        let empty = |_: &str| Some(OsString::new());
-        if cfg!(target_os = "linux") {
-            assert_eq!(locate(empty, home()), Some("/home/u/.cache/tensora".into()));
-            let xdg = |name: &str| (name == "XDG_CACHE_HOME").then(|| "/x".into());
-            assert_eq!(locate(xdg, home()), Some("/x/tensora".into()));
-        }
-        assert_eq!(locate(empty, None), None);
-    }
 
     #[test]
     fn ids_and_revisions_do_not_collide() {

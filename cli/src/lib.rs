@@ -7,8 +7,10 @@
 mod args;
 mod cache;
 mod cleanup;
+mod config;
 mod digest;
 mod failure;
+mod folders;
 mod measure;
 mod model;
 mod output;
@@ -17,7 +19,9 @@ mod progress;
 mod reference;
 mod samples;
 mod size;
+mod spread;
 
+mod calibrate;
 mod capabilities;
 mod convert;
 mod demo;
@@ -53,6 +57,8 @@ enum Command {
     Convert(convert::Convert),
     /// Measure loads, or show what this machine can do
     Profile(profile::Profile),
+    /// Measure the storage, so that loads choose what is fastest on it
+    Calibrate(calibrate::Calibrate),
     /// Load a checkpoint with every backend, and prove that all bytes are equal
     Demo(demo::Demo),
 }
@@ -70,6 +76,7 @@ pub fn tensora() -> ExitCode {
             Command::Sample(args) => sample::run(&args, out),
             Command::Convert(args) => convert::run(&args, out),
             Command::Profile(args) => profile::run(&args, out),
+            Command::Calibrate(args) => calibrate::run(&args, out),
             Command::Demo(args) => demo::run(&args, out),
         },
     )

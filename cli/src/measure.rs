@@ -36,6 +36,9 @@ pub struct Figures {
     pub reason: String,
     /// Threads or rings.
     pub workers: u64,
+    /// Which constants the library decided with: `built-in`, or the file of a measured profile.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub profile: Option<String>,
     /// From the path to all bytes in hand.
     pub ms: f64,
     /// Of these, opening: headers and index.
@@ -175,6 +178,7 @@ impl Bench {
         let first = report.first_tensor.map(|first| before_reading + first);
         let figures = Figures {
             workers: decision.workers as u64,
+            profile: Some(decision.profile.clone()),
             bytes: report.bytes,
             tensors: report.tensors,
             ..Figures::timed(decision.backend.name(), &decision.reason, open, first, all)
@@ -254,6 +258,7 @@ impl Figures {
             backend: backend.to_owned(),
             reason: reason.to_owned(),
             workers: 0,
+            profile: None,
             ms: size::millis(all),
             open_ms: size::millis(open),
             first_tensor_ms: first.map(size::millis),

@@ -6,7 +6,7 @@ use anyhow::{Result, bail};
 use clap::Args;
 use tensora::{Checkpoint, Layout, hf_model};
 
-use crate::{cache, samples, size};
+use crate::{cache, config, samples, size};
 
 /// Size of the sample that is taken where nothing else is chosen.
 const SAMPLE_BYTES: u64 = 256 << 20;
@@ -109,11 +109,12 @@ impl Choice {
     }
 }
 
-/// Opens a path in the given layout, or in the one that is found.
+/// Opens a path in the given layout, or in the one that is found, for loads with the stored profile.
 pub fn open(path: &Path, layout: Option<Layout>) -> tensora::Result<Checkpoint> {
+    let options = Checkpoint::options().engine(config::engine());
     match layout {
-        Some(layout) => Checkpoint::options().layout(layout).open(path),
-        None => Checkpoint::open(path),
+        Some(layout) => options.layout(layout).open(path),
+        None => options.open(path),
     }
 }
 

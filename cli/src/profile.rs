@@ -16,6 +16,7 @@ use crate::capabilities::{self, Capabilities};
 use crate::failure::Usage;
 use crate::measure::{Bench, Figures, Reader};
 use crate::model::Choice;
+use crate::spread::Spread;
 use crate::{model, output, size};
 
 /// Measure loads, or show what this machine can do.
@@ -268,36 +269,14 @@ fn print_summary(out: &mut dyn Write, args: &Loads, all: &[Figures]) -> Result<(
         "workers         {workers}, {}",
         output::counted(last.files, "file")
     )?;
+    if let Some(profile) = &last.profile {
+        writeln!(out, "profile         {profile}")?;
+    }
     if !args.cold && !args.drop_caches {
         let warm = "files may come from the page cache; --cold evicts them before each load";
         writeln!(out, "page cache      {warm}")?;
     }
     Ok(())
-}
-
-/// Median, least and greatest.
-#[derive(Debug, Clone, Copy, PartialEq)]
-struct Spread {
-    median: f64,
-    min: f64,
-    max: f64,
-}
-
-impl Spread {
-    fn of(values: impl Iterator<Item = f64>) -> Option<Self> {
-        let mut sorted: Vec<f64> = values.collect();
-        sorted.sort_by(f64::total_cmp);
-        let middle = sorted.len() / 2;
-        let median = match (sorted.get(middle)?, sorted.len().is_multiple_of(2)) {
-            (upper, true) => (sorted[middle - 1] + upper) / 2.0,
-            (&only, false) => only,
-        };
-        Some(Self {
-            median,
-            min: *sorted.first()?,
-            max: *sorted.last()?,
-        })
-    }
 }
 
 fn mib(bytes: u64) -> f64 {
@@ -332,14 +311,5 @@ mod tests {
         assert_eq!("tokio".parse::<Case>().unwrap().to_string(), "async");
         let error = "fast".parse::<Case>().unwrap_err().to_string();
         assert!(error.contains("native-parallel"), "{error}");
-    }
-
-    #[test]
-    fn spreads_of_odd_and_even_numbers() {
-        let of = |values: &[f64]| Spread::of(values.iter().copied());
-        assert_eq!(of(&[]), None);
-        let spread = of(&[3.0, 1.0, 2.0]).unwrap();
-        assert_eq!((spread.median, spread.min, spread.max), (2.0, 1.0, 3.0));
-        assert_eq!(of(&[4.0, 1.0, 2.0, 3.0]).unwrap().median, 2.5);
     }
 }

@@ -29,7 +29,7 @@ use serde::Serialize;
 
 pub use memory::{HugePages, MemoryFacts};
 pub use residency::Residency;
-pub use storage::DirectAlign;
+pub use storage::{DirectAlign, free_bytes};
 pub use uring::{IoUringAvailability, IoUringFacts, probe_io_uring};
 
 use crate::storage::{Source, UnavailableReason};

@@ -1,5 +1,7 @@
 //! What holds a file: the filesystem, the disk below it, and what direct reads need there.
 
+use std::path::Path;
+
 use serde::Serialize;
 
 /// The filesystem name where none could be told.
@@ -12,6 +14,21 @@ pub struct DirectAlign {
     pub memory: u32,
     /// Alignment of the offset in the file and of the length.
     pub offset: u32,
+}
+
+/// Bytes that may still be written to the filesystem that `path` lies on; `None` where the system
+/// does not say.
+pub fn free_bytes(path: impl AsRef<Path>) -> Option<u64> {
+    #[cfg(unix)]
+    return {
+        let stat = rustix::fs::statvfs(path.as_ref()).ok()?;
+        stat.f_bavail.checked_mul(stat.f_frsize)
+    };
+    #[cfg(not(unix))]
+    return {
+        let _ = path;
+        None
+    };
 }
 
 #[cfg(target_os = "linux")]

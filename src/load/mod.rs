@@ -209,7 +209,9 @@ impl Loader {
     }
 
     /// Loads into memory of the caller: exactly one buffer of [`PlannedTensor::nbytes`] for each
-    /// tensor of the selection, by name. Long runs are read into place; the rest is copied.
+    /// tensor of the selection, by name. Long runs are read into place; the rest is copied, and so
+    /// is what comes around the page cache, unless offset in the file, length and address are all
+    /// aligned as direct reads need it.
     ///
     /// [`PlannedTensor::nbytes`]: crate::plan::PlannedTensor::nbytes
     ///
@@ -236,8 +238,9 @@ impl Loader {
         self
     }
 
-    /// Plan, schedule and everything else that comes before the first read.
-    fn prepare(&self, lend: bool) -> Result<(Arc<ReadPlan>, Schedule)> {
+    /// Plan, schedule and everything else that comes before the first read; `lent` as for
+    /// [`Schedule::lower_for`].
+    fn prepare(&self, lent: Option<&[u64]>) -> Result<(Arc<ReadPlan>, Schedule)> {
         let plan = Arc::new(self.plan()?);
         let facts = self.facts(&plan);
         let schedule = Schedule::lower_for(
@@ -245,7 +248,7 @@ impl Loader {
             &facts,
             &self.settings,
             self.checkpoint.engine().profile(),
-            lend,
+            lent,
         )?;
         if self.settings.budget.is_none() {
             check_memory(schedule.memory_bytes(), &facts.memory)?;

@@ -32,7 +32,11 @@ impl Running {
         if loader.cancel.is_cancelled() {
             return Err(cancelled());
         }
-        let (plan, schedule) = loader.prepare(lent.is_some())?;
+        let into_page = |lent: &Option<Lent>| lent.as_ref().map_or(0, Lent::bytes_into_page);
+        let into_page: Option<Vec<u64>> = lent
+            .as_ref()
+            .map(|lent| lent.iter().map(into_page).collect());
+        let (plan, schedule) = loader.prepare(into_page.as_deref())?;
         let backend = loader
             .checkpoint()
             .engine()

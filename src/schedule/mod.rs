@@ -64,19 +64,20 @@ impl Schedule {
         settings: &Settings,
         profile: &Profile,
     ) -> Result<Self> {
-        Self::lower_for(plan, facts, settings, profile, false)
+        Self::lower_for(plan, facts, settings, profile, None)
     }
 
-    /// As [`lower_with`](Self::lower_with); `lend`: tensors go to memory that the caller lends.
+    /// As [`lower_with`](Self::lower_with); `lent`: tensors go to memory that the caller lends, which
+    /// for each starts so many bytes into a page.
     pub(crate) fn lower_for(
         plan: &ReadPlan,
         facts: &Facts,
         settings: &Settings,
         profile: &Profile,
-        lend: bool,
+        lent: Option<&[u64]>,
     ) -> Result<Self> {
         let applied = profile.applied(facts, &used_sources(plan));
-        lower::lower(plan, facts, settings, &applied, lend)
+        lower::lower(plan, facts, settings, &applied, lent)
     }
 
     /// Who reads, and why.

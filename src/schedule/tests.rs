@@ -93,11 +93,15 @@ fn check(random: &mut Random, plan: &ReadPlan, sources: &[Vec<u8>]) {
         island_bytes: random.pick(&[0, 8192, 1 << 20]),
         ..Preset::default()
     };
-    let lend = random.below(4) == 0;
-    let schedule = lower(plan, &facts, &settings, &preset.into(), lend)
+    let lent: Option<Vec<u64>> = (random.below(4) == 0).then(|| {
+        let into_page = |_| random.pick(&[0, 0, 8, 512]);
+        plan.tensors.iter().map(into_page).collect()
+    });
+    let lent = lent.as_deref();
+    let schedule = lower(plan, &facts, &settings, &preset.into(), lent)
         .unwrap_or_else(|error| panic!("{settings:?}: {error}"));
     check_regions(plan, &settings, &schedule);
-    check_requests(plan, &facts, &schedule);
+    check_requests(plan, &facts, &schedule, lent);
     check_bytes(random, plan, sources, &schedule);
     let explanation = schedule.explain();
     assert!(explanation.direct_bytes <= explanation.read_bytes);
@@ -170,7 +174,7 @@ fn check_regions(plan: &ReadPlan, settings: &Settings, schedule: &Schedule) {
     }
 }
 
-fn check_requests(plan: &ReadPlan, facts: &Facts, schedule: &Schedule) {
+fn check_requests(plan: &ReadPlan, facts: &Facts, schedule: &Schedule, lent: Option<&[u64]>) {
     assert!(schedule.requests.is_sorted_by_key(|request| request.region));
     let mut used = vec![false; schedule.regions.len()];
     let mut landings: Vec<(u32, u64, u64)> = Vec::new();
@@ -197,10 +201,15 @@ fn check_requests(plan: &ReadPlan, facts: &Facts, schedule: &Schedule) {
                     at + request.len <= region.len,
                     "landings lie in their region"
                 );
-                assert_eq!(at % unit, 0, "direct reads land aligned");
-                if unit > 1 {
-                    assert_eq!(region.origin, Origin::Arena);
-                }
+                let base = match region.origin {
+                    Origin::Lent { tensor } => lent.unwrap()[tensor as usize],
+                    Origin::Arena => 0,
+                    Origin::File { .. } => {
+                        assert_eq!(unit, 1, "mappings are not read around the page cache");
+                        0
+                    }
+                };
+                assert_eq!((base + at) % unit, 0, "direct reads land aligned");
                 if let Origin::File { source, offset } = region.origin {
                     assert_eq!((request.source, request.offset), (source, offset + at));
                 }
@@ -435,6 +444,46 @@ fn many_small_spans_are_gathered() {
     let memory: u64 = schedule.regions.iter().map(|region| region.len).sum();
     assert!(memory < 1 << 20, "{memory} bytes for 2000");
     check(&mut Random(7), &plan, &sources);
+}
+
+#[test]
+fn direct_reads_land_in_memory_of_the_caller_where_it_is_aligned() {
+    let len = 3 << 20;
+    let tensor = TensorMeta {
+        name: "t".into(),
+        dtype: Dtype::U8,
+        shape: [len].as_slice().into(),
+        strides: None,
+        extents: [Extent {
+            source: 0,
+            offset: 4096,
+            len,
+        }]
+        .as_slice()
+        .into(),
+    };
+    let planned = vec![PlanSource {
+        path: "part".into(),
+        len: len + 4096,
+    }];
+    let options = PlanOptions::default();
+    let plan = ReadPlan::from_parts(&[tensor], planned, &Selection::all(), &options).unwrap();
+    let mut facts = Facts::neutral(1);
+    facts.sources[0].direct = Some(DirectAlign {
+        memory: 512,
+        offset: 512,
+    });
+    let staged = |into_page: u64| {
+        let settings = Settings::default();
+        let preset = Preset::default().into();
+        let lent = [into_page];
+        let schedule = lower(&plan, &facts, &settings, &preset, Some(&lent)).unwrap();
+        let explanation = schedule.explain();
+        assert_eq!(explanation.direct_bytes, len);
+        explanation.staged_bytes
+    };
+    assert_eq!((staged(0), staged(512)), (0, 0));
+    assert_eq!(staged(64), len);
 }
 
 proptest! {

@@ -17,7 +17,7 @@ use crate::schedule::{CopySpec, LandingSpec, Origin, Request, Schedule};
 use crate::storage::local::Replaced;
 use crate::storage::progress::{Progress, Step};
 use crate::storage::region::{Landing, Region, Tenancy};
-use crate::storage::{Access, Source};
+use crate::storage::{Access, PAGE, Source};
 
 /// Where finished tensors go, and who says when to wait or to stop.
 pub(crate) trait Sink: Send + Sync {
@@ -127,6 +127,11 @@ impl Lent {
             base: NonNull::from(&mut *buffer).cast(),
             len: buffer.len(),
         }
+    }
+
+    /// How many bytes into a page it starts.
+    pub(crate) fn bytes_into_page(&self) -> u64 {
+        (self.base.as_ptr().addr() % PAGE) as u64
     }
 }
 

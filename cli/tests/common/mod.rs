@@ -36,6 +36,7 @@ impl Sandbox {
         command
             .current_dir(self.folder.path())
             .env("TENSORA_CACHE_DIR", self.path("cache"))
+            .env("TENSORA_CONFIG_DIR", self.path("config"))
             .env("HF_HUB_CACHE", self.path("hub"))
             .env_remove("NO_COLOR")
             .env_remove("HF_HOME");

@@ -31,7 +31,7 @@ pub(super) fn lower(
     facts: &Facts,
     settings: &Settings,
     applied: &Applied,
-    lend: bool,
+    lent: Option<&[u64]>,
 ) -> Result<Schedule> {
     settings.check()?;
     let access = if settings.backend == BackendKind::Mmap {
@@ -48,14 +48,14 @@ pub(super) fn lower(
         plan,
         settings,
         cap,
-        lend,
+        lend: lent.is_some(),
     };
     let (pieces, units) = cutter.units();
     let mut lowering = Lowering {
         plan,
         settings,
         ways: Ways::new(facts, access, applied.preset.island_bytes),
-        lend,
+        lent,
         cap,
         decision,
         regions: Vec::new(),
@@ -80,8 +80,8 @@ struct Lowering<'a> {
     plan: &'a ReadPlan,
     settings: &'a Settings,
     ways: Ways<'a>,
-    /// Tensors go to memory of the caller, one region each.
-    lend: bool,
+    /// Tensors go to memory of the caller, one region each, that starts so many bytes into a page.
+    lent: Option<&'a [u64]>,
     /// Longest region in bytes.
     cap: u64,
     decision: Decision,

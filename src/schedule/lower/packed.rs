@@ -25,9 +25,12 @@ impl Lowering<'_> {
                 let access = self
                     .ways
                     .of_range(piece.source, fragment.offset..fragment.end());
-                if access == Access::Buffered && fragment.count == 1 && fragment.run >= OWN_READ {
+                let alone = fragment.count == 1 && fragment.run >= OWN_READ;
+                let lands = access == Access::Buffered
+                    || self.lands_aligned(piece.source, &fragment, place);
+                if alone && lands {
                     self.flush(batch.take());
-                    self.read_into_tensor(piece.source, &fragment, place);
+                    self.read_into_tensor(piece.source, access, &fragment, place);
                     continue;
                 }
                 let joins = batch.as_ref().is_some_and(|batch| {
@@ -63,7 +66,9 @@ impl Lowering<'_> {
                 .ways
                 .of_range(piece.source, fragment.offset..fragment.end())
             {
-                Access::Buffered => self.read_into_tensor(piece.source, &fragment, place),
+                Access::Buffered => {
+                    self.read_into_tensor(piece.source, Access::Buffered, &fragment, place);
+                }
                 Access::Direct => {
                     let first_copy = self.copies.len() as u32;
                     self.copies.push(copy_of(&fragment, place));
@@ -80,13 +85,26 @@ impl Lowering<'_> {
         }
     }
 
-    fn read_into_tensor(&mut self, source: u32, fragment: &Fragment, place: Place) {
+    /// Whether a direct read of the fragment may go straight to memory of the caller.
+    fn lands_aligned(&self, source: u32, fragment: &Fragment, place: Place) -> bool {
+        let origin = self.regions[place.region as usize].origin;
+        let (Some(lent), Origin::Lent { tensor }) = (self.lent, origin) else {
+            return false;
+        };
+        let address = lent[tensor as usize] + place.offset + fragment.dest;
+        self.ways.direct_unit(source).is_some_and(|unit| {
+            let numbers = [fragment.offset, fragment.run, address];
+            numbers.iter().all(|number| number.is_multiple_of(unit))
+        })
+    }
+
+    fn read_into_tensor(&mut self, source: u32, access: Access, fragment: &Fragment, place: Place) {
         self.requests.push(Request {
             source,
             offset: fragment.offset,
             len: fragment.run,
             needed: fragment.run,
-            access: Access::Buffered,
+            access,
             region: place.region,
             landing: LandingSpec::InPlace {
                 at: place.offset + fragment.dest,
@@ -128,7 +146,7 @@ impl Lowering<'_> {
             .alignment()
             .max(self.settings.align.unwrap_or(1))
             .max(PACK_ALIGN);
-        let region = if self.lend && planned.gather.is_none() {
+        let region = if self.lent.is_some() && planned.gather.is_none() {
             self.new_region(Origin::Lent { tensor })
         } else {
             let region = self.region_with_room(self.packed_region, planned.stored_bytes + align);
