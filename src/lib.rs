@@ -22,6 +22,7 @@
 //! - `hub` (default): model ids of the local Hugging Face cache, in `hf_model`.
 //! - `io-uring` (default): the Linux io_uring backend. Without it, or elsewhere, choosing that
 //!   backend is an error and [`BackendKind::Default`] does without.
+//! - `digest`: tensors that carry the SHA-256 of their bytes, with [`Loader::digests`].
 #![deny(unsafe_code)]
 
 /// The examples of the README, compiled.
@@ -57,7 +58,7 @@ pub use engine::Engine;
 pub use error::{Error, ErrorKind, Result};
 pub use facts::Facts;
 pub use formats::{Layout, UnknownLayout};
-pub use load::{CancelToken, LazyTensors, LoadReport, Loader, TensorStream, Tensors};
+pub use load::{CancelToken, Digests, LazyTensors, LoadReport, Loader, TensorStream, Tensors};
 pub use plan::{PlanOptions, ReadPlan, Selection, Slice, Split};
 pub use policy::{Decision, Machine, Preset, Profile};
 pub use schedule::{Schedule, ScheduleExplanation};

@@ -73,6 +73,8 @@ pub struct Tensor {
     shape: Shape,
     /// `None` for tensors without bytes.
     data: Option<Arc<Tenancy>>,
+    /// Boxed, as most loads ask for none.
+    sha256: Option<Box<[u8; 32]>>,
 }
 
 impl Tensor {
@@ -82,6 +84,7 @@ impl Tensor {
             dtype,
             shape,
             data: Some(Arc::new(data)),
+            sha256: None,
         }
     }
 
@@ -91,6 +94,7 @@ impl Tensor {
             dtype,
             shape,
             data: None,
+            sha256: None,
         }
     }
 
@@ -119,9 +123,19 @@ impl Tensor {
         self.data.as_ref().map_or(&NOTHING.0, |data| data.bytes())
     }
 
+    /// SHA-256 of the bytes, where [`Loader::digests`](crate::Loader::digests) asked for it.
+    pub fn sha256(&self) -> Option<&[u8; 32]> {
+        self.sha256.as_deref()
+    }
+
+    pub(crate) fn set_digest(&mut self, sha256: Option<Box<[u8; 32]>>) {
+        self.sha256 = sha256;
+    }
+
     /// The bytes for writing. Never reaches a file. `None` while a clone, or another name of tied
-    /// weights, shares the memory.
+    /// weights, shares the memory. A digest that the tensor carried is gone then.
     pub fn bytes_mut(&mut self) -> Option<&mut [u8]> {
+        self.sha256 = None;
         match &mut self.data {
             None => Some(&mut []),
             Some(data) => Arc::get_mut(data)?.bytes_mut(),

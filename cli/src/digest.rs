@@ -44,12 +44,16 @@ pub struct Entry {
 pub type Digests = BTreeMap<Box<str>, Entry>;
 
 impl Entry {
+    /// Hashes the bytes, unless the tensor carries their digest.
     pub fn of(tensor: &Tensor) -> Self {
         Self {
             dtype: tensor.dtype(),
             shape: tensor.shape().into(),
             nbytes: tensor.nbytes() as u64,
-            sha256: Sha::of(tensor.bytes()),
+            sha256: match tensor.sha256() {
+                Some(carried) => Sha(*carried),
+                None => Sha::of(tensor.bytes()),
+            },
         }
     }
 }

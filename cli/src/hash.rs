@@ -1,7 +1,6 @@
 //! `hash`: loads a checkpoint with one backend and prints a digest for each tensor.
 
 use std::io::Write;
-use std::sync::{Mutex, PoisonError};
 
 use anyhow::Result;
 use clap::Args;
@@ -9,12 +8,12 @@ use serde::Serialize;
 use tensora::BackendKind;
 
 use crate::args::Tuning;
-use crate::digest::{self, Digests, Entry};
+use crate::digest::{Digests, Entry};
 use crate::model::Named;
 use crate::output::{self, plain};
 use crate::progress::Progress;
 
-/// Bytes that are read ahead of the hashing.
+/// Bytes that are being read, waiting for their digest, or being hashed.
 const BUDGET_BYTES: u64 = 512 << 20;
 
 /// Load a checkpoint and print a SHA-256 digest for each tensor, sorted by name.
@@ -46,15 +45,15 @@ pub fn run(args: &Hash, out: &mut dyn Write) -> Result<()> {
     let loader = checkpoint
         .loader()
         .settings(args.tuning.settings(args.backend))
-        .budget(BUDGET_BYTES);
-    let digests = Mutex::new(Digests::new());
-    digest::for_each(loader.stream()?, |tensor| {
-        digest::insert(&digests, tensor.name(), Entry::of(&tensor));
+        .budget(BUDGET_BYTES)
+        .digests(tensora::Digests::Sha256);
+    let mut digests = Digests::new();
+    for tensor in loader.stream()? {
+        let tensor = tensor?;
+        digests.insert(tensor.name().into(), Entry::of(&tensor));
         progress.add(tensor.nbytes() as u64);
-        Ok(())
-    })?;
+    }
     drop(progress);
-    let digests = digests.into_inner().unwrap_or_else(PoisonError::into_inner);
     for (name, entry) in &digests {
         if args.json {
             serde_json::to_writer(&mut *out, &Line { name, entry })?;

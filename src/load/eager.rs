@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use crate::error::{Error, ErrorKind, Result};
 use crate::load::Loader;
 use crate::load::cancel::CancelToken;
+use crate::load::digest::Digests;
 use crate::load::report::LoadReport;
 use crate::load::run::{FinishOnDrop, Running, spawn};
 use crate::load::tensors::Tensors;
@@ -57,6 +58,11 @@ pub(super) async fn load_async(loader: &Loader) -> Result<Tensors> {
 }
 
 pub(super) fn load_into(loader: &Loader, buffers: Vec<(&str, &mut [u8])>) -> Result<LoadReport> {
+    if loader.digests != Digests::None {
+        let what = "loading into memory of the caller makes no tensors that could carry digests";
+        return Err(Error::new(ErrorKind::InvalidArgument, what)
+            .help("use load or stream, or hash the buffers"));
+    }
     let plan = loader.plan()?;
     let mut by_name: HashMap<&str, &mut [u8]> = HashMap::with_capacity(buffers.len());
     let bad = |name: &str, what: String| Error::new(ErrorKind::InvalidArgument, what).tensor(name);

@@ -6,6 +6,7 @@
 
 mod cancel;
 mod delivery;
+mod digest;
 mod eager;
 mod lazy;
 mod report;
@@ -17,6 +18,7 @@ mod tensors;
 use std::sync::Arc;
 
 pub use cancel::CancelToken;
+pub use digest::Digests;
 pub use lazy::LazyTensors;
 pub use report::LoadReport;
 pub use stream::TensorStream;
@@ -46,6 +48,7 @@ impl Checkpoint {
             selection: Selection::all(),
             options: PlanOptions::default(),
             settings: Settings::default(),
+            digests: Digests::default(),
             cancel: CancelToken::default(),
         }
     }
@@ -63,6 +66,7 @@ pub struct Loader {
     selection: Selection,
     options: PlanOptions,
     settings: Settings,
+    digests: Digests,
     cancel: CancelToken,
 }
 
@@ -121,6 +125,14 @@ impl Loader {
     #[must_use]
     pub fn settings(mut self, settings: Settings) -> Self {
         self.settings = settings;
+        self
+    }
+
+    /// Makes every tensor carry a digest of its bytes, computed on threads of the load while others
+    /// are still being read. A tensor is handed out once it is hashed.
+    #[must_use]
+    pub fn digests(mut self, digests: Digests) -> Self {
+        self.digests = digests;
         self
     }
 
@@ -217,7 +229,8 @@ impl Loader {
     ///
     /// # Errors
     /// As [`load`](Self::load); [`InvalidArgument`](crate::ErrorKind::InvalidArgument) for a
-    /// missing, superfluous or ill-sized buffer. After an error the buffers' contents are
+    /// missing, superfluous or ill-sized buffer, and for digests, which need a tensor to carry them.
+    /// After an error the buffers' contents are
     /// unspecified.
     pub fn load_into<'a>(
         &self,

@@ -7,6 +7,7 @@ use std::time::Instant;
 use crate::error::{Error, ErrorKind, Result};
 use crate::load::Loader;
 use crate::load::delivery::{Delivery, cancelled};
+use crate::load::digest::Hashing;
 use crate::load::report::LoadReport;
 use crate::load::sink::LoadSink;
 use crate::plan::ReadPlan;
@@ -21,6 +22,7 @@ pub(super) struct Running {
     pub(super) job: Arc<Job>,
     plan: Arc<ReadPlan>,
     pub(super) delivery: Arc<Delivery>,
+    hashing: Arc<Hashing>,
     backend: Box<dyn Backend>,
     /// Sources that bytes are read from.
     used: Vec<Arc<dyn Source>>,
@@ -55,7 +57,8 @@ impl Running {
             .try_for_each(|source| source.check_unchanged())?;
 
         let delivery = Arc::new(Delivery::new(schedule.budget, ranks(&plan, schedule.order)));
-        let sink = LoadSink::new(&plan, &schedule, &delivery);
+        let hashing = Arc::new(Hashing::new(loader.digests, plan.tensors.len(), &delivery));
+        let sink = LoadSink::new(&plan, &schedule, &delivery, &hashing);
         sink.deliver_empty();
         let job = Job::new(
             schedule,
@@ -68,6 +71,7 @@ impl Running {
             job: Arc::new(job),
             plan,
             delivery,
+            hashing,
             backend,
             used,
             ended: Mutex::new(None),
@@ -77,7 +81,7 @@ impl Running {
     /// Reads everything; when it returns nothing is in flight.
     pub(super) fn run(&self) {
         let _end = FinishOnDrop(self);
-        self.backend.execute(&self.job);
+        self.hashing.during(|| self.backend.execute(&self.job));
         debug_assert_eq!(
             self.job.in_flight() as u64,
             self.job.counters.leaked.load(Ordering::Relaxed),

@@ -5,6 +5,7 @@ use std::task::{Context, Poll};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::load::delivery::{Delivery, Parcel};
+use crate::load::digest::Hashing;
 use crate::plan::{Gather, PlannedTensor, ReadPlan};
 use crate::schedule::Schedule;
 use crate::storage::job::Sink;
@@ -15,15 +16,22 @@ use crate::tensor::Tensor;
 pub(super) struct LoadSink {
     plan: Arc<ReadPlan>,
     delivery: Arc<Delivery>,
+    hashing: Arc<Hashing>,
     /// For each tensor the bytes that taking it gives back to the budget.
     credits: Box<[u64]>,
 }
 
 impl LoadSink {
-    pub(super) fn new(plan: &Arc<ReadPlan>, schedule: &Schedule, delivery: &Arc<Delivery>) -> Self {
+    pub(super) fn new(
+        plan: &Arc<ReadPlan>,
+        schedule: &Schedule,
+        delivery: &Arc<Delivery>,
+        hashing: &Arc<Hashing>,
+    ) -> Self {
         Self {
             plan: Arc::clone(plan),
             delivery: Arc::clone(delivery),
+            hashing: Arc::clone(hashing),
             credits: credits(schedule),
         }
     }
@@ -34,7 +42,7 @@ impl LoadSink {
             if planned.stored_bytes == 0 {
                 let tensor =
                     Tensor::empty(planned.name.clone(), planned.dtype, planned.shape.clone());
-                self.delivery.push(Parcel {
+                self.hashing.push(Parcel {
                     index: index as u32,
                     tensor,
                     credit: 0,
@@ -77,7 +85,7 @@ impl Sink for LoadSink {
             planned.shape.clone(),
             bytes,
         );
-        self.delivery.push(Parcel {
+        self.hashing.push(Parcel {
             index: tensor,
             tensor: made,
             credit: self.credits[tensor as usize],

@@ -3,18 +3,31 @@
 use tensora::Preset;
 
 use super::grid::{Measured, Setting, Way};
+use crate::spread::Spread;
 
 /// Settings within this part of the best are as good: medians of a few repetitions differ by as
 /// much when nothing else does.
 const TOLERANCE: f64 = 0.04;
 
+/// Where repetitions differ by more than this part of their median, medians say little, and only
+/// ranges that do not overlap speak against the built-in setting.
+const NOISE: f64 = 0.15;
+
 /// What was found for one way of reading, as positions among the measurements.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Found {
     pub way: Way,
     pub built_in: Option<usize>,
     pub chosen: usize,
     pub best: usize,
+    /// By what part of their median repetitions typically differ.
+    pub noise: f64,
+}
+
+impl Found {
+    pub fn is_noisy(&self) -> bool {
+        self.noise > NOISE
+    }
 }
 
 /// Constants, and what they rest on.
@@ -42,12 +55,14 @@ pub fn choose(measured: &[Measured], cores: usize) -> Chosen {
     };
     let ring = pick(Way::DirectRing, None);
     // Threads and rings share their read size. The ring's counts, unless threads are faster.
-    let rate = |way| {
-        let best = find(measured, cores, way, None)?.best;
-        Some(measured[best].gib_per_s.median)
-    };
-    let rates = rate(Way::DirectRing).zip(rate(Way::DirectThreads));
-    preset.ring_pays = rates.is_none_or(|(ring, threads)| ring >= threads * (1.0 - TOLERANCE));
+    let best = |way| find(measured, cores, way, None);
+    preset.ring_pays = best(Way::DirectRing)
+        .zip(best(Way::DirectThreads))
+        .is_none_or(|(ring, threads)| {
+            let noisy = ring.is_noisy() || threads.is_noisy();
+            let [ring, threads] = [ring, threads].map(|found| measured[found.best].gib_per_s);
+            ring.median >= threads.median * (1.0 - TOLERANCE) || (noisy && ring.max >= threads.min)
+        });
     let chunk = ring
         .filter(|_| preset.ring_pays)
         .map(|ring| ring.chunk_bytes);
@@ -86,12 +101,23 @@ fn find(measured: &[Measured], cores: usize, way: Way, chunk: Option<u64>) -> Op
         .filter(|at| median(at) >= enough)
         .min_by_key(|&at| measured[at].setting.weight())?;
     let built_in = Setting::built_in(way, cores);
-    Some(Found {
+    let built_in = of_this_way().find(|&at| measured[at].setting == built_in);
+    let spread = |at: usize| {
+        let Spread { median, min, max } = measured[at].gib_per_s;
+        (max - min) / median
+    };
+    let mut found = Found {
         way,
-        built_in: measured.iter().position(|one| one.setting == built_in),
+        built_in,
         chosen,
         best,
-    })
+        noise: Spread::of(of_this_way().map(spread))?.median,
+    };
+    let overlaps = |at: &usize| measured[*at].gib_per_s.max >= measured[found.best].gib_per_s.min;
+    if let Some(built_in) = built_in.filter(overlaps).filter(|_| found.is_noisy()) {
+        found.chosen = built_in;
+    }
+    Some(found)
 }
 
 #[cfg(test)]
@@ -144,6 +170,24 @@ mod tests {
         assert!(!preset.ring_pays);
         assert_eq!((preset.direct_workers, preset.direct_chunk), (8, 8 * MIB));
         assert_eq!(preset.ring_depth, 16);
+    }
+
+    #[test]
+    fn noise_speaks_against_nothing() {
+        let noisy = |count, chunk, rates: [f64; 3]| {
+            let setting = Setting {
+                way: Way::DirectThreads,
+                count,
+                chunk_bytes: chunk * MIB,
+            };
+            Measured::new(setting, &rates).unwrap()
+        };
+        let overlapping = [noisy(8, 2, [1.0, 2.0, 3.0]), noisy(4, 8, [2.0, 3.0, 4.0])];
+        let chosen = choose(&overlapping, 2);
+        assert!(chosen.of(Way::DirectThreads).unwrap().is_noisy());
+        assert_eq!(chosen.preset, Preset::default());
+        let separate = [noisy(8, 2, [1.0, 2.0, 3.0]), noisy(4, 8, [4.0, 5.0, 6.0])];
+        assert_eq!(choose(&separate, 2).preset.direct_workers, 4);
     }
 
     #[test]

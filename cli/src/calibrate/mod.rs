@@ -18,7 +18,7 @@ use clap::Args;
 use serde::Serialize;
 use tensora::{Error, Machine, Preset, Profile};
 
-use self::choose::{Chosen, choose};
+use self::choose::{Chosen, Found, choose};
 use self::grid::{Measured, Setting, Way};
 use self::subject::Subject;
 use crate::progress::Progress;
@@ -85,6 +85,7 @@ pub fn run(args: &Calibrate, out: &mut dyn Write) -> Result<()> {
     let mut notes = Vec::new();
     let measurements = measure(&mut subject, &mut notes)?;
     let chosen = choose(&measurements, subject.cores());
+    notes.extend(Way::ALL.into_iter().filter_map(|way| noise(&chosen, way)));
     let profile = Profile::measured(chosen.preset, subject.machine())?;
     let (file_bytes, window_bytes) = (subject.file_bytes(), subject.window_bytes());
     drop(subject);
@@ -174,6 +175,16 @@ fn rounds(
     Ok(measured
         .filter_map(|(&setting, rates)| Measured::new(setting, &rates))
         .collect())
+}
+
+/// What to say of measurements that the machine disturbed.
+fn noise(chosen: &Chosen, way: Way) -> Option<String> {
+    let found = chosen.of(way).filter(Found::is_noisy)?;
+    Some(format!(
+        "{way}: repetitions differ by {:.0} %, so the built-in setting stays unless another is \
+         always faster; calibrate again when the machine is quiet",
+        100.0 * found.noise
+    ))
 }
 
 fn print(out: &mut dyn Write, report: &Report<'_>, chosen: &Chosen) -> Result<()> {
