@@ -409,6 +409,28 @@ fn schedules_of_large_plans_deliver_them() {
 }
 
 #[test]
+fn threads_and_tasks_read_the_same() {
+    for seed in 1..=40_u64 {
+        let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let (plan, _) = large(&mut random);
+        let facts = facts(&mut random, &plan);
+        let settings = settings(&mut random);
+        let of = |backend| {
+            let settings = Settings {
+                backend,
+                ..settings.clone()
+            };
+            Schedule::lower(&plan, &facts, &settings).unwrap()
+        };
+        let (threads, tasks) = (of(BackendKind::Sync), of(BackendKind::Async));
+        assert_eq!(threads.regions, tasks.regions);
+        assert_eq!(threads.requests, tasks.requests);
+        assert_eq!(threads.copies, tasks.copies);
+        assert_eq!(threads.decision.workers, tasks.decision.workers);
+    }
+}
+
+#[test]
 fn many_small_spans_are_gathered() {
     // More spans than regions of their own are worth: one byte every two pages.
     let tensors: Vec<TensorMeta> = (0..2000_u64)

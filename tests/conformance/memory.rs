@@ -1,6 +1,6 @@
 //! Memory: written without reaching the file, given back when dropped, bounded at its peak.
 
-use tensora::{BackendKind, Checkpoint, Dtype};
+use tensora::{AccessMode, BackendKind, Checkpoint, Dtype};
 
 use crate::child;
 use crate::limits::sparse;
@@ -171,4 +171,33 @@ pub fn memory_returns(backend: &str) {
         (full - none) * 1024 > 245 * MIB,
         "{backend}: {full} to {none} KiB"
     );
+}
+
+#[test]
+fn aligned_memory_of_the_caller_is_read_into_around_the_page_cache() {
+    const LEN: usize = 3 << 20;
+    let index = serde_json::json!({ "t": [0, LEN, [LEN], [1], "torch.uint8", 0] });
+    let sample = Sample::new(&[
+        ("tensor.data_0", noise(5, LEN)),
+        ("tensor_index.json", index.to_string().into_bytes()),
+    ]);
+    let expected = &sample.contents[0];
+    for backend in backends() {
+        let loader = sample.checkpoint.loader().backend(backend);
+        // Memory that starts on a page.
+        let mut owned = loader.clone().align(4096).load().unwrap().into_iter();
+        let mut owned = owned.next().unwrap();
+        let buffer = owned.bytes_mut().unwrap();
+        buffer.fill(0xAA);
+        let loader = loader.access(AccessMode::Direct);
+        let report = loader.load_into([("t", &mut *buffer)]).unwrap();
+        assert!(buffer == expected, "{backend}");
+        if report.direct_bytes > 0 {
+            assert_eq!(report.staged_bytes, 0, "{backend}");
+        }
+        // And memory that does not.
+        let mut shifted = vec![0xAA; LEN + 1];
+        loader.load_into([("t", &mut shifted[1..])]).unwrap();
+        assert!(shifted[1..] == expected[..], "{backend}, shifted");
+    }
 }
