@@ -18,7 +18,7 @@ use std::process::ExitCode;
 use tensora::sample::{SampleSpec, write_sample};
 use tensora::{BackendKind, Checkpoint, Layout, Loader, Selection, Slice, Split};
 
-use crate::measure::{Bench, Goal, State, Way};
+use crate::measure::{Bench, Case, Goal, State, Way};
 
 fn main() -> ExitCode {
     let options = Options::from_args();
@@ -123,24 +123,26 @@ fn against_the_machine(bench: &mut Bench, one: &Checkpoint) {
     let ours = || load(loader(one, BackendKind::Default));
 
     let raw = raw::direct_ways(&files[0]);
-    let best = bench.best("raw direct reads", State::Cold, &files, bytes, raw);
+    let best = bench.best(
+        &Case::new("raw direct reads", State::Cold, &files, bytes),
+        raw,
+    );
     if let Some(best) = best {
         let fresh = raw::direct(&files[0], best);
         bench.compare(
-            "default / best raw direct read",
-            State::Cold,
-            &files,
-            bytes,
+            &Case::new("default / best raw direct read", State::Cold, &files, bytes),
             ours(),
             fresh,
             Goal::AtLeast(0.95),
         );
         let reused = raw::direct_reused(&files[0], best);
         bench.compare(
-            "default / the same into reused memory",
-            State::Cold,
-            &files,
-            bytes,
+            &Case::new(
+                "default / the same into reused memory",
+                State::Cold,
+                &files,
+                bytes,
+            ),
             ours(),
             reused,
             Goal::Shown,
@@ -148,46 +150,36 @@ fn against_the_machine(bench: &mut Bench, one: &Checkpoint) {
     }
     let native = || rivals::native(&files);
     bench.compare(
-        "default / native",
-        State::Cold,
-        &files,
-        bytes,
+        &Case::new("default / native", State::Cold, &files, bytes),
         ours(),
         native(),
         Goal::AtLeast(1.6),
     );
     bench.compare(
-        "default / native",
-        State::Warm,
-        &files,
-        bytes,
+        &Case::new("default / native", State::Warm, &files, bytes),
         ours(),
         native(),
         Goal::AtLeast(5.0),
     );
     let copy = raw::parallel_copy(&files[0]);
     bench.compare(
-        "default / parallel copy of a resident map",
-        State::Warm,
-        &files,
-        bytes,
+        &Case::new(
+            "default / parallel copy of a resident map",
+            State::Warm,
+            &files,
+            bytes,
+        ),
         ours(),
         copy,
         Goal::AtLeast(0.90),
     );
     bench.cpu(
-        "CPU seconds per GB",
-        State::Cold,
-        &files,
-        bytes,
+        &Case::new("CPU seconds per GB", State::Cold, &files, bytes),
         ours(),
         0.08,
     );
     bench.cpu(
-        "CPU seconds per GB",
-        State::Warm,
-        &files,
-        bytes,
+        &Case::new("CPU seconds per GB", State::Warm, &files, bytes),
         ours(),
         0.12,
     );
@@ -201,20 +193,14 @@ fn against_plain_loops(bench: &mut Bench, one: &Checkpoint) {
         let sync = load(loader(one, BackendKind::Sync));
         let plain = rivals::pread_into_vec(&files[0]);
         bench.compare(
-            "sync / loop of pread into a Vec",
-            state,
-            &files,
-            bytes,
+            &Case::new("sync / loop of pread into a Vec", state, &files, bytes),
             sync,
             plain,
             Goal::AtLeast(goal),
         );
         let tokio = load(loader(one, BackendKind::Async));
         bench.compare(
-            "async / tokio::fs::read",
-            state,
-            &files,
-            bytes,
+            &Case::new("async / tokio::fs::read", state, &files, bytes),
             tokio,
             rivals::tokio_read(&files),
             Goal::AtLeast(goal),
@@ -229,10 +215,7 @@ fn against_parallel_reads(bench: &mut Bench, eight: &Checkpoint) {
     for (state, goal) in [(State::Cold, 1.0), (State::Warm, 3.0)] {
         let parallel = rivals::native_parallel(&files);
         bench.compare(
-            "default / native-parallel, 8 shards",
-            state,
-            &files,
-            bytes,
+            &Case::new("default / native-parallel, 8 shards", state, &files, bytes),
             ours(),
             parallel,
             Goal::AtLeast(goal),
@@ -241,10 +224,7 @@ fn against_parallel_reads(bench: &mut Bench, eight: &Checkpoint) {
     for state in [State::Cold, State::Warm] {
         let parallel = rivals::native_parallel(&files);
         bench.compare_cpu(
-            "default / native-parallel, CPU",
-            state,
-            &files,
-            bytes,
+            &Case::new("default / native-parallel, CPU", state, &files, bytes),
             ours(),
             parallel,
             0.25,
@@ -261,10 +241,12 @@ fn between_layouts(bench: &mut Bench, eight: &Checkpoint, partitions: &Checkpoin
         let ours = load(loader(partitions, BackendKind::Default));
         let theirs = load(loader(eight, BackendKind::Default));
         bench.compare(
-            "ServerlessLLM / SafeTensors",
-            state,
-            &files,
-            eight.total_bytes(),
+            &Case::new(
+                "ServerlessLLM / SafeTensors",
+                state,
+                &files,
+                eight.total_bytes(),
+            ),
             ours,
             theirs,
             Goal::AtLeast(0.95),
@@ -304,10 +286,7 @@ fn regret(bench: &mut Bench, name: &str, checkpoint: &Checkpoint, limit: Option<
             .map(|&backend| (backend.name().to_owned(), of(backend)))
             .collect();
         bench.regret(
-            &format!("regret, {name}, {size}"),
-            state,
-            &files,
-            bytes,
+            &Case::new(format!("regret, {name}, {size}"), state, &files, bytes),
             of(BackendKind::Default),
             ways,
             0.10,
@@ -354,10 +333,7 @@ fn at_once(bench: &mut Bench, one: &Checkpoint) {
         });
         let whole = load(loader(one, BackendKind::Default));
         bench.compare(
-            "4 loads at once / one",
-            state,
-            &files,
-            one.total_bytes(),
+            &Case::new("4 loads at once / one", state, &files, one.total_bytes()),
             four,
             whole,
             Goal::AtLeast(0.9),
@@ -403,10 +379,12 @@ fn slices(bench: &mut Bench, one: &Checkpoint) {
         let all = load(one.loader().select(Selection::names(two_d.iter().copied())));
         // Times, not rates: a part must not take longer than the whole.
         bench.compare(
-            &format!("rank 0 of 8 on dim {dim} / reading all, time"),
-            State::Cold,
-            &files,
-            0,
+            &Case::new(
+                format!("rank 0 of 8 on dim {dim} / reading all, time"),
+                State::Cold,
+                &files,
+                0,
+            ),
             sliced,
             all,
             Goal::AtMost(1.0),

@@ -54,6 +54,26 @@ impl<'a> Way<'a> {
     }
 }
 
+/// One line: what is measured, in which state, over which files, for how many bytes (0: times are
+/// compared and not rates).
+pub struct Case<'a> {
+    pub measure: String,
+    pub state: State,
+    pub files: &'a [PathBuf],
+    pub bytes: u64,
+}
+
+impl<'a> Case<'a> {
+    pub fn new(measure: impl Into<String>, state: State, files: &'a [PathBuf], bytes: u64) -> Self {
+        Self {
+            measure: measure.into(),
+            state,
+            files,
+            bytes,
+        }
+    }
+}
+
 /// What a ratio must be for its line to pass.
 #[derive(Debug, Clone, Copy)]
 pub enum Goal {
@@ -139,13 +159,13 @@ impl Bench {
     }
 
     /// The ways take turns; the first one of a round changes from round to round.
-    fn turns(&self, state: State, files: &[PathBuf], bytes: u64, ways: &[&Way<'_>]) -> Vec<Runs> {
+    fn turns(&self, case: &Case<'_>, ways: &[&Way<'_>]) -> Vec<Runs> {
         let mut runs = vec![Runs::default(); ways.len()];
         for round in 0..self.repetitions {
             for turn in 0..ways.len() {
                 let index = (round + turn) % ways.len();
-                state.prepare(files);
-                back_memory(bytes);
+                case.state.prepare(case.files);
+                back_memory(case.bytes);
                 let (before, begun) = (usage(), Instant::now());
                 let kept = (ways[index].0)();
                 runs[index].wall.push(begun.elapsed().as_secs_f64());
@@ -160,28 +180,18 @@ impl Bench {
     }
 
     /// Ours against one rival: rates in GB/s, or seconds when `bytes` is 0.
-    #[allow(clippy::too_many_arguments)]
-    pub fn compare(
-        &mut self,
-        measure: &str,
-        state: State,
-        files: &[PathBuf],
-        bytes: u64,
-        ours: Way<'_>,
-        rival: Way<'_>,
-        goal: Goal,
-    ) {
-        if self.skips(measure) {
+    pub fn compare(&mut self, case: &Case<'_>, ours: Way<'_>, rival: Way<'_>, goal: Goal) {
+        if self.skips(&case.measure) {
             return;
         }
-        let runs = self.turns(state, files, bytes, &[&ours, &rival]);
-        let figure = |runs: &Runs| match bytes {
+        let runs = self.turns(case, &[&ours, &rival]);
+        let figure = |runs: &Runs| match case.bytes {
             0 => Spread::of(&runs.wall),
             bytes => Spread::of(&runs.wall).per(bytes as f64 / 1e9),
         };
         self.line(
-            measure,
-            state.name(),
+            &case.measure,
+            case.state.name(),
             figure(&runs[0]),
             figure(&runs[1]),
             goal,
@@ -189,25 +199,15 @@ impl Bench {
     }
 
     /// CPU seconds of ours against those of a rival.
-    #[allow(clippy::too_many_arguments)]
-    pub fn compare_cpu(
-        &mut self,
-        measure: &str,
-        state: State,
-        files: &[PathBuf],
-        bytes: u64,
-        ours: Way<'_>,
-        rival: Way<'_>,
-        at_most: f64,
-    ) {
-        if self.skips(measure) {
+    pub fn compare_cpu(&mut self, case: &Case<'_>, ours: Way<'_>, rival: Way<'_>, at_most: f64) {
+        if self.skips(&case.measure) {
             return;
         }
-        let runs = self.turns(state, files, bytes, &[&ours, &rival]);
+        let runs = self.turns(case, &[&ours, &rival]);
         let figure = |runs: &Runs| Spread::of(&runs.cpu);
         self.line(
-            measure,
-            state.name(),
+            &case.measure,
+            case.state.name(),
             figure(&runs[0]),
             figure(&runs[1]),
             Goal::AtMost(at_most),
@@ -215,91 +215,74 @@ impl Bench {
     }
 
     /// CPU seconds per GB, against a number.
-    pub fn cpu(
-        &mut self,
-        measure: &str,
-        state: State,
-        files: &[PathBuf],
-        bytes: u64,
-        ours: Way<'_>,
-        at_most: f64,
-    ) {
-        if self.skips(measure) {
+    pub fn cpu(&mut self, case: &Case<'_>, ours: Way<'_>, at_most: f64) {
+        if self.skips(&case.measure) {
             return;
         }
-        let runs = self.turns(state, files, bytes, &[&ours]);
-        let figure = Spread::of(&runs[0].cpu).times(1e9 / bytes as f64);
+        let runs = self.turns(case, &[&ours]);
+        let figure = Spread::of(&runs[0].cpu).times(1e9 / case.bytes as f64);
         let one = Spread {
             mid: 1.0,
             low: 1.0,
             high: 1.0,
         };
-        self.line(measure, state.name(), figure, one, Goal::AtMost(at_most));
+        self.line(
+            &case.measure,
+            case.state.name(),
+            figure,
+            one,
+            Goal::AtMost(at_most),
+        );
     }
 
     /// Which of several ways is the fastest.
-    pub fn best<T: Copy>(
-        &mut self,
-        measure: &str,
-        state: State,
-        files: &[PathBuf],
-        bytes: u64,
-        ways: Vec<(String, T, Way<'_>)>,
-    ) -> Option<T> {
+    pub fn best<T: Copy>(&mut self, case: &Case<'_>, ways: Vec<(String, T, Way<'_>)>) -> Option<T> {
         if self.only.is_some() && self.skips("default / best raw") {
             return None;
         }
-        let runs = self.turns(
-            state,
-            files,
-            bytes,
-            &ways.iter().map(|way| &way.2).collect::<Vec<_>>(),
-        );
+        let runs = self.turns(case, &ways.iter().map(|way| &way.2).collect::<Vec<_>>());
         let mut rates: Vec<(Spread, usize)> = runs
             .iter()
             .enumerate()
-            .map(|(index, runs)| (Spread::of(&runs.wall).per(bytes as f64 / 1e9), index))
+            .map(|(index, runs)| (Spread::of(&runs.wall).per(case.bytes as f64 / 1e9), index))
             .collect();
         rates.sort_by(|a, b| b.0.mid.total_cmp(&a.0.mid));
         for (rate, index) in &rates {
             println!(
-                "{measure}: {}\t{}\t{rate}\t\t\t\t",
+                "{}: {}\t{}\t{rate}\t\t\t\t",
+                case.measure,
                 ways[*index].0,
-                state.name()
+                case.state.name()
             );
         }
         Some(ways[rates[0].1].1)
     }
 
     /// `default` against the fastest of the explicit ways.
-    #[allow(clippy::too_many_arguments)]
     pub fn regret(
         &mut self,
-        measure: &str,
-        state: State,
-        files: &[PathBuf],
-        bytes: u64,
+        case: &Case<'_>,
         ours: Way<'_>,
         explicit: Vec<(String, Way<'_>)>,
         at_most: f64,
     ) {
-        if self.skips(measure) {
+        if self.skips(&case.measure) {
             return;
         }
         let ways: Vec<&Way<'_>> = std::iter::once(&ours)
             .chain(explicit.iter().map(|way| &way.1))
             .collect();
-        let runs = self.turns(state, files, bytes, &ways);
+        let runs = self.turns(case, &ways);
         let (best, name) = runs[1..]
             .iter()
             .zip(&explicit)
             .map(|(runs, (name, _))| (Spread::of(&runs.wall), name))
             .min_by(|a, b| a.0.mid.total_cmp(&b.0.mid))
             .expect("explicit backends");
-        let measure = format!("{measure} (best: {name}), time");
+        let measure = format!("{} (best: {name}), time", case.measure);
         self.line(
             &measure,
-            state.name(),
+            case.state.name(),
             Spread::of(&runs[0].wall),
             best,
             Goal::AtMost(1.0 + at_most),
