@@ -34,6 +34,12 @@ fn wrong_arguments_are_usage_errors() {
         ("profile", &["safetensors", "sync", "--workers", "0"]),
         ("profile", &["safetensors", "sync", "--chunk", "1KiB"]),
         ("profile", &["safetensors", "native", "--workers", "2"]),
+        ("profile", &["safetensors", "mmap", "--access", "direct"]),
+        ("profile", &["safetensors", "sync", "--queue-depth", "4"]),
+        ("profile", &["safetensors", "sync", "--sample", "0"]),
+        ("tensora", &["plan", ".", "--budget", "0"]),
+        ("tensora", &["hash", ".", "--budget", "0B"]),
+        ("tensora", &["sample", "s", "--size", "0"]),
         (
             "profile",
             &["safetensors", "sync", "--path", "a", "--model-id", "b"],
