@@ -76,13 +76,18 @@ impl HubCache {
             return Ok(path);
         }
         match name.to_str() {
-            Some(id) if !looks_like_a_path(id) => self.snapshot(id, revision),
+            Some(id) if !looks_like_a_path(id) => {
+                self.snapshot(id, revision)
+                    .map_err(|error| match name.symlink_metadata() {
+                        Err(hidden) if hidden.kind() == io::ErrorKind::PermissionDenied => {
+                            cannot_look_at(name, hidden)
+                        }
+                        _ => error,
+                    })
+            }
             text => {
-                // A folder on the way that may not be searched hides whether it exists.
                 match name.symlink_metadata() {
-                    Err(error) if !is_absent(&error) => {
-                        return Err(Error::io("look at this path", name, error));
-                    }
+                    Err(error) if !is_absent(&error) => return Err(cannot_look_at(name, error)),
                     _ => {}
                 }
                 let error = Error::new(ErrorKind::NotFound, "this path does not exist").at(name);
@@ -186,12 +191,17 @@ fn existing(name: &Path, revision: Option<&str>) -> Option<PathBuf> {
     Some(name.to_owned())
 }
 
+/// A folder on the way that may not be searched hides whether a path exists.
+fn cannot_look_at(path: &Path, error: io::Error) -> Error {
+    Error::io("look at this path", path, error)
+}
+
 /// Whether a folder is there, as far as we may know.
 fn is_dir(path: &Path) -> Result<bool> {
     match path.metadata() {
         Ok(metadata) => Ok(metadata.is_dir()),
         Err(error) if is_absent(&error) => Ok(false),
-        Err(error) => Err(Error::io("look into the cache at", path, error)),
+        Err(error) => Err(Error::io("look for the model in the cache", path, error)),
     }
 }
 
@@ -390,6 +400,26 @@ mod tests {
             assert_eq!(hub.find(Some(B)), B);
             assert_eq!(hub.refuse(Some("refs")).kind(), ErrorKind::NotCached);
         }
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn what_the_system_does_not_tell_is_not_called_absent() {
+        let hub = Fixture::new(&[], &[]);
+        let long = format!("./{}", "x".repeat(300));
+        let error = hub.cache.resolve(&long, None).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Io, "{error}");
+        let error = hub.cache.resolve("./x", None).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
+        let locked = hub.scratch.path().join("locked");
+        fs::create_dir(&locked).unwrap();
+        fs::write(locked.join("w"), b"").unwrap();
+        let mode = |bits| std::os::unix::fs::PermissionsExt::from_mode(bits);
+        fs::set_permissions(&locked, mode(0)).unwrap();
+        let found = hub.cache.resolve(locked.join("w"), None);
+        fs::set_permissions(&locked, mode(0o700)).unwrap();
+        // The administrator may search any folder.
+        assert!(!found.is_err_and(|error| error.kind() != ErrorKind::Io));
     }
 
     #[test]
