@@ -142,7 +142,7 @@ impl Dtype {
             .iter()
             .try_fold(u64::from(self.bits()), |bits, &dim| bits.checked_mul(dim));
         match bits {
-            Some(_) => "does not fill whole bytes",
+            Some(_) => "does not take a whole number of bytes",
             None => "overflows 64 bits",
         }
     }

@@ -545,7 +545,7 @@ mod tests {
         assert_eq!(broken.matches("line").count(), 1, "{broken}");
         assert_eq!(broken.matches("column").count(), 1, "{broken}");
         let packed = r#"{"w":{"dtype":"F4","shape":[3],"data_offsets":[0,4]}}"#;
-        assert!(text(packed).contains("does not fill whole bytes"));
+        assert!(text(packed).contains("does not take a whole number of bytes"));
     }
 
     #[test]
