@@ -369,7 +369,7 @@ fn slices(bench: &mut Bench, one: &Checkpoint) {
             .plan()
             .expect("a plan")
             .figures();
-        let over = figures.read_bytes as f64 / figures.needed_bytes as f64;
+        let over = figures.span_bytes as f64 / figures.needed_bytes as f64;
         bench.note(
             &format!("rank 0 of 8 on dim {dim}: bytes read / needed by the plan"),
             over,

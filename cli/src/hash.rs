@@ -6,25 +6,25 @@ use std::sync::{Mutex, PoisonError};
 use anyhow::Result;
 use clap::Args;
 use serde::Serialize;
-use tensora::BackendKind;
+use tensora::text::plain;
 
-use crate::args::Tuning;
+use crate::args::{Backend, Tuning};
 use crate::digest::{self, Digests, Entry};
 use crate::model::Named;
-use crate::output::{self, plain};
+use crate::output;
 use crate::progress::Progress;
-
-/// Bytes that are read ahead of the hashing.
-const BUDGET_BYTES: u64 = 512 << 20;
+use crate::size;
 
 /// Load a checkpoint and print a SHA-256 digest for each tensor, sorted by name.
 #[derive(Debug, Args)]
 pub struct Hash {
     #[command(flatten)]
     named: Named,
-    /// Who reads: default, sync, async, io-uring, mmap
-    #[arg(short, long, default_value_t)]
-    backend: BackendKind,
+    #[command(flatten)]
+    backend: Backend,
+    /// Bytes that may be read ahead of the hashing
+    #[arg(long, value_name = "SIZE", value_parser = size::parse, default_value = "512MiB")]
+    budget: u64,
     #[command(flatten)]
     tuning: Tuning,
     /// One JSON object per line: name, dtype, shape, nbytes, sha256
@@ -45,8 +45,8 @@ pub fn run(args: &Hash, out: &mut dyn Write) -> Result<()> {
     let progress = Progress::bytes("hashing", checkpoint.total_bytes());
     let loader = checkpoint
         .loader()
-        .settings(args.tuning.settings(args.backend))
-        .budget(BUDGET_BYTES);
+        .settings(args.tuning.settings(args.backend.kind)?)
+        .budget(args.budget);
     let digests = Mutex::new(Digests::new());
     digest::for_each(loader.stream()?, |tensor| {
         digest::insert(&digests, tensor.name(), Entry::of(&tensor));

@@ -46,6 +46,7 @@ fn arguments<A: Args>(name: &'static str, about: &'static str) -> Command {
         .short('v')
         .long("verbose")
         .action(ArgAction::Count)
+        .display_order(900)
         .global(true)
         .help("Say what is decided and why, on stderr; twice for every detail");
     let command = Command::new(name)

@@ -17,10 +17,20 @@ fn programs_say_their_version_and_usage() {
     for name in ["tensora", "profile", "demo", "convert"] {
         let version = sandbox.run(name, &["--version"]);
         assert_eq!(version, format!("{name} {}\n", env!("CARGO_PKG_VERSION")));
-        assert!(
-            sandbox.run(name, &["--help"]).contains("Exit codes"),
-            "{name}"
-        );
+        let help = sandbox.run(name, &["--help"]);
+        assert!(help.contains("Exit codes"), "{name}");
+        // What every program has comes after its own options.
+        let options: Vec<_> = help
+            .lines()
+            .filter(|line| line.trim_start().starts_with('-'))
+            .collect();
+        let last: Vec<_> = options.into_iter().rev().take(3).collect();
+        let common = ["--version", "--help", "--verbose"];
+        let is_common = last
+            .iter()
+            .zip(common)
+            .all(|(line, option)| line.contains(option));
+        assert!(is_common, "{name}: {last:?}");
     }
 }
 
@@ -34,6 +44,12 @@ fn wrong_arguments_are_usage_errors() {
         ("profile", &["safetensors", "sync", "--workers", "0"]),
         ("profile", &["safetensors", "sync", "--chunk", "1KiB"]),
         ("profile", &["safetensors", "native", "--workers", "2"]),
+        ("profile", &["safetensors", "mmap", "--access", "direct"]),
+        ("profile", &["safetensors", "sync", "--queue-depth", "4"]),
+        ("profile", &["safetensors", "sync", "--sample", "0"]),
+        ("tensora", &["plan", ".", "--budget", "0"]),
+        ("tensora", &["hash", ".", "--budget", "0B"]),
+        ("tensora", &["sample", "s", "--size", "0"]),
         (
             "profile",
             &["safetensors", "sync", "--path", "a", "--model-id", "b"],
