@@ -371,7 +371,7 @@ fn slices(bench: &mut Bench, one: &Checkpoint) {
             .figures();
         let over = figures.span_bytes as f64 / figures.needed_bytes as f64;
         bench.note(
-            &format!("rank 0 of 8 on dim {dim}: bytes read / needed by the plan"),
+            &format!("rank 0 of 8 on dim {dim}: bytes in spans / needed"),
             over,
         );
         let files = measure::files_of(one);
