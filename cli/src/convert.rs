@@ -90,7 +90,7 @@ pub fn run(args: &Convert, out: &mut dyn Write) -> Result<()> {
     writeln!(
         out,
         "{}: {}, {} of {} in {}, read by {}; {} copied along",
-        report.folder.display(),
+        tensora::text::path(&report.folder),
         report.to,
         output::counted(report.tensors, "tensor"),
         size::bytes(report.tensor_bytes),

@@ -62,7 +62,7 @@ pub fn run(args: &Sample, out: &mut dyn Write) -> Result<()> {
     writeln!(
         out,
         "{}: {}, {} of {} in {}",
-        report.folder.display(),
+        tensora::text::path(&report.folder),
         report.layout,
         output::counted(report.tensors, "tensor"),
         size::bytes(report.tensor_bytes),
