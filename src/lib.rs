@@ -51,6 +51,7 @@ pub mod hf_model;
 pub mod plan;
 pub mod sample;
 pub mod storage;
+pub mod text;
 
 pub use checkpoint::{Checkpoint, OpenOptions};
 pub use dtype::Dtype;

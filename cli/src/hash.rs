@@ -5,25 +5,25 @@ use std::io::Write;
 use anyhow::Result;
 use clap::Args;
 use serde::Serialize;
-use tensora::BackendKind;
+use tensora::text::plain;
 
-use crate::args::Tuning;
+use crate::args::{Backend, Tuning};
 use crate::digest::{Digests, Entry};
 use crate::model::Named;
-use crate::output::{self, plain};
+use crate::output;
 use crate::progress::Progress;
-
-/// Bytes that are being read, waiting for their digest, or being hashed.
-const BUDGET_BYTES: u64 = 512 << 20;
+use crate::size;
 
 /// Load a checkpoint and print a SHA-256 digest for each tensor, sorted by name.
 #[derive(Debug, Args)]
 pub struct Hash {
     #[command(flatten)]
     named: Named,
-    /// Who reads: default, sync, async, io-uring, mmap
-    #[arg(short, long, default_value_t)]
-    backend: BackendKind,
+    #[command(flatten)]
+    backend: Backend,
+    /// Bytes that may be read or wait at once, those that are being hashed included
+    #[arg(long, value_name = "SIZE", value_parser = size::parse, default_value = "512MiB")]
+    budget: u64,
     #[command(flatten)]
     tuning: Tuning,
     /// One JSON object per line: name, dtype, shape, nbytes, sha256
@@ -44,8 +44,8 @@ pub fn run(args: &Hash, out: &mut dyn Write) -> Result<()> {
     let progress = Progress::bytes("hashing", checkpoint.total_bytes());
     let loader = checkpoint
         .loader()
-        .settings(args.tuning.settings(args.backend))
-        .budget(BUDGET_BYTES)
+        .settings(args.tuning.settings(args.backend.kind)?)
+        .budget(args.budget)
         .digests(tensora::Digests::Sha256);
     let mut digests = Digests::new();
     for tensor in loader.stream()? {

@@ -34,6 +34,7 @@ use crate::error::{Error, Result};
 use crate::facts::{Facts, IoUringAvailability};
 use crate::settings::Settings;
 use crate::storage::BackendKind;
+use crate::text::ByteSize;
 
 /// Reads in flight on one ring, at most, and threads, where ranges are small. 128 reads of 512 KiB
 /// reached the disk's limit as 16 of 2 MiB did; for threads a quarter, of which each costs a stack.
@@ -181,7 +182,7 @@ fn direct_reads(shape: &PlanShape, applied: &Applied, notes: &mut Vec<String>) -
             "the {} ranges have {} on average ({:.0} % of their files), so more of them are in \
              flight",
             shape.ranges,
-            size(mean),
+            ByteSize(mean),
             100.0 * shape.density,
         ));
         let more =
@@ -230,7 +231,7 @@ fn threads(
     if shape.read_bytes <= preset.small_bytes {
         return (
             1,
-            format!("{} are too few to share", size(shape.read_bytes)),
+            format!("{} are too few to share", ByteSize(shape.read_bytes)),
         );
     }
     if shape.direct_bytes > 0 {
@@ -260,7 +261,7 @@ fn rings(shape: &PlanShape, facts: &Facts, preset: &Preset) -> (usize, String) {
     if shape.read_bytes <= preset.small_bytes {
         return (
             1,
-            format!("{} are too few to share", size(shape.read_bytes)),
+            format!("{} are too few to share", ByteSize(shape.read_bytes)),
         );
     }
     if shape.direct_bytes * 2 > shape.read_bytes {
@@ -283,8 +284,8 @@ fn memory_note(shape: &PlanShape, facts: &Facts) -> Option<String> {
         format!(
             "{} are read through the page cache and count against the cgroup, which leaves {}: \
              the kernel has to give pages up during the load",
-            size(filling),
-            size(headroom),
+            ByteSize(filling),
+            ByteSize(headroom),
         )
     })
 }
@@ -300,12 +301,12 @@ fn choose(shape: &PlanShape, facts: &Facts, applied: &Applied) -> (BackendKind, 
             "a network file system is fastest with many large reads by threads".to_owned(),
         );
     }
-    let (all, direct) = (size(shape.read_bytes), size(shape.direct_bytes));
+    let (all, direct) = (ByteSize(shape.read_bytes), ByteSize(shape.direct_bytes));
     if shape.read_bytes <= preset.small_bytes {
         return sync(format!("{all} are read before a second worker would start"));
     }
     if shape.filling_bytes() * 2 > shape.read_bytes {
-        let filling = size(shape.filling_bytes());
+        let filling = ByteSize(shape.filling_bytes());
         return sync(format!(
             "{filling} of {all} come from the disk and only through the page cache, where a ring \
              would wait like a thread"
@@ -315,7 +316,7 @@ fn choose(shape: &PlanShape, facts: &Facts, applied: &Applied) -> (BackendKind, 
         return sync(if shape.direct_bytes * 2 > shape.read_bytes {
             format!("{direct} of {all} come from the disk, too little for a ring to pay")
         } else {
-            let cached = size(shape.cached_bytes());
+            let cached = ByteSize(shape.cached_bytes());
             format!("{cached} of {all} are in the page cache, and threads copy on every core")
         });
     }
@@ -323,7 +324,7 @@ fn choose(shape: &PlanShape, facts: &Facts, applied: &Applied) -> (BackendKind, 
     if shape.cached_bytes() > preset.small_bytes {
         absent = format!(
             "{absent} and {} from the page cache",
-            size(shape.cached_bytes())
+            ByteSize(shape.cached_bytes())
         );
     }
     match &facts.io_uring {
@@ -340,13 +341,5 @@ fn choose(shape: &PlanShape, facts: &Facts, applied: &Applied) -> (BackendKind, 
         IoUringAvailability::Unavailable(reason) => {
             sync(format!("{absent}, and io_uring is unavailable: {reason}"))
         }
-    }
-}
-
-fn size(bytes: u64) -> String {
-    match bytes {
-        0..1024 => format!("{bytes} B"),
-        1024..0x10_0000 => format!("{:.1} KiB", bytes as f64 / 1024.0),
-        _ => format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20)),
     }
 }

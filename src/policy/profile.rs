@@ -1,14 +1,14 @@
 //! A preset that was measured, with the machine that it is true of, as a file.
 
 use std::fmt;
-use std::fs::File;
-use std::io::Read;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde::{Deserialize, Serialize};
 
 use super::Preset;
-use crate::converters::AtomicFile;
 use crate::error::{Error, ErrorKind, Result};
 use crate::facts::{Facts, SourceFacts};
 
@@ -144,6 +144,7 @@ impl Profile {
     /// no machine; [`NotFound`](ErrorKind::NotFound) when the folder does not exist;
     /// [`Io`](ErrorKind::Io).
     pub fn store(&self, path: impl Into<PathBuf>) -> Result<()> {
+        let path = path.into();
         let Some(machine) = self.machine.clone() else {
             let what = "the built-in profile was measured on no machine of yours";
             return Err(Error::new(ErrorKind::InvalidArgument, what).at(path));
@@ -155,7 +156,7 @@ impl Profile {
         };
         let mut bytes = serde_json::to_vec_pretty(&stored).expect("numbers and texts are JSON");
         bytes.push(b'\n');
-        AtomicFile::replace(path, &bytes)
+        replace(&path, &bytes).map_err(|error| Error::io("write", &path, error))
     }
 
     /// Its constants.
@@ -229,6 +230,29 @@ impl From<Preset> for Applied {
             measured: false,
         }
     }
+}
+
+/// Writes a file beside `path` and puts it into its place: readers find the old one or the new one.
+fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let n = NEXT.fetch_add(1, Ordering::Relaxed);
+    let mut name = path
+        .file_name()
+        .ok_or(io::ErrorKind::InvalidInput)?
+        .to_owned();
+    name.push(format!(".tmp-{}-{n}", std::process::id()));
+    let temporary = path.with_file_name(name);
+    let mut options = OpenOptions::new();
+    let mut file = options.write(true).create_new(true).open(&temporary)?;
+    let written = file
+        .write_all(bytes)
+        .and_then(|()| file.sync_all())
+        .and_then(|()| std::fs::rename(&temporary, path));
+    if written.is_err() {
+        // The first error is the one to report.
+        let _ = std::fs::remove_file(&temporary);
+    }
+    written
 }
 
 fn place(filesystem: &str, device: Option<&str>) -> String {

@@ -12,7 +12,7 @@ const VIRTUAL_DISKS: [&str; 3] = ["vd", "xvd", "loop"];
 /// What the policy looks at in a plan.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct PlanShape {
-    /// Bytes to read, over-read included.
+    /// Bytes that the plan's spans cover.
     pub read_bytes: u64,
     /// Of these, bytes that are not in the page cache.
     pub absent_bytes: u64,
@@ -93,7 +93,7 @@ pub fn shape(plan: &ReadPlan, facts: &Facts, access: AccessMode) -> PlanShape {
     let used = || numbers.iter().map(|&n| &facts.sources[n as usize]);
     let file_bytes: u64 = numbers.iter().map(|&n| plan.sources[n as usize].len).sum();
     PlanShape {
-        read_bytes: figures.read_bytes,
+        read_bytes: figures.span_bytes,
         absent_bytes,
         direct_bytes,
         result_bytes: figures.result_bytes,

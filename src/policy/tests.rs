@@ -141,22 +141,22 @@ fn the_table_of_choices() {
     );
     #[rustfmt::skip]
     let table: [Case; 21] = [
-        (cold(), with_uring(), IoUring, 1, 16, 2, ["4096.0 MiB come from the disk", "1 ring: one keeps the disk busy"]),
+        (cold(), with_uring(), IoUring, 1, 16, 2, ["4 GiB come from the disk", "1 ring: one keeps the disk busy"]),
         (cold(), without_uring(), Sync, 8, 1, 2, ["permission denied", "8 workers: the disk wants"]),
         (cold(), cores(1), IoUring, 1, 16, 2, ["come from the disk", "one keeps"]),
         (cold(), cores(64), IoUring, 1, 16, 2, ["come from the disk", "one keeps"]),
-        (warm(), with_uring(), Sync, 2, 1, 2, ["4096.0 MiB of 4096.0 MiB are in the page cache", "on a core of its own"]),
+        (warm(), with_uring(), Sync, 2, 1, 2, ["4 GiB of 4 GiB are in the page cache", "on a core of its own"]),
         (warm(), cores(1), Sync, 1, 1, 2, ["page cache", "1 worker: one copies"]),
         (warm(), cores(64), Sync, 16, 1, 2, ["page cache", "more of the 64 cores would gain nothing"]),
         (PlanShape { read_bytes: 10 * MIB, ..warm() }, cores(64), Sync, 3, 1, 2, ["page cache", "3 workers"]),
-        (half(), with_uring(), IoUring, 2, 16, 2, ["2048.0 MiB come from the disk and 2048.0 MiB from the page cache", "2 rings"]),
+        (half(), with_uring(), IoUring, 2, 16, 2, ["2 GiB come from the disk and 2 GiB from the page cache", "2 rings"]),
         (half(), without_uring(), Sync, 8, 1, 2, ["permission denied", "8 workers"]),
         (mixed, with_uring(), Sync, 8, 1, 2, ["are in the page cache", "several reads waiting"]),
         (of_size(1000), with_uring(), Sync, 1, 1, 2, ["1000 B are read before a second worker", "too few to share"]),
         (of_size(50 * MIB), with_uring(), Sync, 8, 1, 2, ["too little for a ring", "8 workers"]),
         (nfs, with_uring(), Sync, 16, 1, 8, ["network", "many reads waiting"]),
         (memory, with_uring(), Sync, 2, 1, 2, ["not local", "2 workers"]),
-        (rows(), with_uring(), IoUring, 1, 128, 2, ["come from the disk", "8192 ranges have 64.0 KiB on average (12 % of their files)"]),
+        (rows(), with_uring(), IoUring, 1, 128, 2, ["come from the disk", "8192 ranges have 64 KiB on average (12 % of their files)"]),
         (rows(), without_uring(), Sync, 32, 1, 2, ["permission denied", "more of them are in flight"]),
         (turning(Turning::Likely), with_uring(), IoUring, 1, 4, 8, ["come from the disk", "it turns, so it gets fewer"]),
         (turning(Turning::Claimed), with_uring(), IoUring, 1, 16, 2, ["come from the disk", "virtual disks do, which is ignored"]),
@@ -190,7 +190,7 @@ fn page_cache_is_counted_against_a_cgroup() {
     };
     let says = |shape: &PlanShape, facts: &Facts| {
         let decision = decided(shape, facts, &Settings::default(), Preset::default());
-        all_reasons(&decision).contains("count against the cgroup, which leaves 6144.0 MiB")
+        all_reasons(&decision).contains("count against the cgroup, which leaves 6 GiB")
     };
     assert!(says(&filling(), &limited));
     assert!(!says(&cold(), &limited), "direct reads leave no pages");

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 use clap::Args;
 use serde::Serialize;
-use tensora::{Error, Machine, Preset, Profile};
+use tensora::{Error, Machine, Preset, Profile, text};
 
 use self::choose::{Chosen, Found, choose};
 use self::grid::{Measured, Setting, Way};
@@ -191,12 +191,12 @@ fn print(out: &mut dyn Write, report: &Report<'_>, chosen: &Chosen) -> Result<()
     let machine = report.machine;
     let device = machine.device.as_ref();
     let device = device.map_or(String::new(), |device| {
-        format!(" on {}", output::plain(device))
+        format!(" on {}", text::plain(device))
     });
     writeln!(
         out,
         "{}: {}{device}, {}; a file of {} in {:.1} s",
-        report.folder.display(),
+        text::path(report.folder),
         machine.filesystem,
         output::counted(machine.cores as u64, "core"),
         size::bytes(report.file_bytes),
@@ -252,7 +252,7 @@ fn print(out: &mut dyn Write, report: &Report<'_>, chosen: &Chosen) -> Result<()
         writeln!(out, "{change}")?;
     }
     match &report.stored {
-        Some(path) => writeln!(out, "stored in {}", path.display())?,
+        Some(path) => writeln!(out, "stored in {}", text::path(path))?,
         None => writeln!(out, "not stored (--dry-run)")?,
     }
     Ok(())

@@ -1,15 +1,18 @@
 //! The file that is read, and the memory that it is read into.
 
 use std::fs::File;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context as _, Result, bail};
 use serde_json::json;
+use tensora::converters::PendingFile;
 use tensora::facts::{IoUringAvailability, free_bytes, process};
 use tensora::storage::UnavailableReason;
-use tensora::{BackendKind, Checkpoint, Engine, Error, Facts, Machine, Selection, Slice, Tensor};
+use tensora::{
+    BackendKind, Checkpoint, Engine, Error, Facts, Machine, Selection, Slice, Tensor, text,
+};
 
 use super::grid::{Setting, Way};
 use crate::cleanup::Unfinished;
@@ -29,6 +32,10 @@ const STEP: u64 = 64 * MIB;
 /// A slow disk gets a smaller file.
 const WRITE_TIME: Duration = Duration::from_secs(6);
 
+/// How the names of our folders begin.
+const PREFIX: &str = ".calibrate.tmp-";
+
+const INDEX: &str = "tensor_index.json";
 const DATA: &str = "tensor.data_0";
 const TENSOR: &str = "bytes";
 
@@ -41,6 +48,8 @@ pub struct Subject {
     data: PathBuf,
     file_bytes: u64,
     window_bytes: u64,
+    /// The part of the file, from its start, that is read from.
+    part_bytes: u64,
     /// Where the next reading starts: no two in a row read the same bytes.
     next: u64,
     _folder: Unfinished,
@@ -50,24 +59,24 @@ impl Subject {
     /// Writes a file of at most `bytes` below `parent`.
     pub fn create(parent: &Path, bytes: u64) -> Result<Self> {
         if !parent.is_dir() {
-            bail!("{}: not a folder", parent.display());
+            bail!("{}: not a folder", text::path(parent));
         }
         let bytes = bytes.min(room(parent)?);
+        samples::remove_leftovers(parent, PREFIX);
         let now = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
-        let name = format!(".calibrate.tmp-{}-{}", std::process::id(), now.as_nanos());
-        let folder = parent.join(name);
-        let unfinished = Unfinished::new(&folder, samples::is_written)
-            .with_context(|| format!("{}: cannot look into the folder", folder.display()))?;
-        std::fs::create_dir(&folder).map_err(|error| Error::io("make", &folder, error))?;
-        let data = folder.join(DATA);
-        let file_bytes = write(&data, bytes).map_err(|error| Error::io("write", &data, error))?;
+        let name = format!("{PREFIX}{}-{}", std::process::id(), now.as_nanos());
+        let folder = Unfinished::claim_empty(&parent.join(name))?;
+        let file_bytes = write(folder.file(DATA)?, bytes)?;
         let index = json!({ TENSOR: [0, file_bytes, [file_bytes], [1], "torch.uint8", 0] });
-        let path = folder.join("tensor_index.json");
-        std::fs::write(&path, index.to_string())
-            .map_err(|error| Error::io("write", &path, error))?;
+        let mut file = folder.file(INDEX)?;
+        let written = file.write_all(index.to_string().as_bytes());
+        written.map_err(|error| Error::io("write", file.target(), error))?;
+        file.commit()?;
 
         // With the built-in constants: every reading says how it is to be done.
-        let checkpoint = Checkpoint::options().engine(Engine::new()).open(&folder)?;
+        let checkpoint = Checkpoint::options()
+            .engine(Engine::new())
+            .open(folder.path().join(INDEX))?;
         let window_bytes = LARGEST_WINDOW.min(file_bytes);
         let first = window(0, window_bytes)?;
         let loader = checkpoint
@@ -81,11 +90,12 @@ impl Subject {
             facts,
             memory: memory.context("a checkpoint of one tensor loads one")?,
             checkpoint,
-            data,
+            data: folder.path().join(DATA),
             file_bytes,
             window_bytes,
             next: 0,
-            _folder: unfinished,
+            part_bytes: file_bytes,
+            _folder: folder,
         })
     }
 
@@ -123,10 +133,12 @@ impl Subject {
         Ok(process::evict(&self.data)?)
     }
 
-    /// Brings the file into the page cache.
-    pub fn warm(&self) -> Result<()> {
+    /// From now on readings are of bytes in the page cache.
+    pub fn warm(&mut self) -> Result<()> {
+        self.window_bytes = LARGEST_WINDOW.min(self.file_bytes);
+        self.part_bytes = self.window_bytes;
         let read = File::open(&self.data)
-            .and_then(|mut file| std::io::copy(&mut file, &mut std::io::sink()));
+            .and_then(|file| std::io::copy(&mut file.take(self.part_bytes), &mut std::io::sink()));
         read.map_err(|error| Error::io("read", &self.data, error))?;
         Ok(())
     }
@@ -146,7 +158,7 @@ impl Subject {
         if setting.way == Way::ReadAhead {
             self.evict()?;
         }
-        if self.next + self.window_bytes > self.file_bytes {
+        if self.next + self.window_bytes > self.part_bytes {
             self.next = 0;
         }
         let selection = window(self.next, self.window_bytes)?;
@@ -184,7 +196,7 @@ fn room(folder: &Path) -> Result<u64> {
         bail!(
             "{}: calibrating takes a file of {}, and a quarter of what is free is {} on disk and {} \
              in memory",
-            folder.display(),
+            text::path(folder),
             size::bytes(SMALLEST_FILE),
             known(disk),
             known(memory),
@@ -194,9 +206,8 @@ fn room(folder: &Path) -> Result<u64> {
 }
 
 /// Writes a file of noise that no file system can compress, and gives its length.
-fn write(path: &Path, bytes: u64) -> std::io::Result<u64> {
+fn write(mut file: PendingFile, bytes: u64) -> tensora::Result<u64> {
     let start = Instant::now();
-    let mut file = File::create_new(path)?;
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let mut block = vec![0; MIB as usize];
     let mut written = 0;
@@ -208,10 +219,13 @@ fn write(path: &Path, bytes: u64) -> std::io::Result<u64> {
                 state ^= state << 17;
                 word.copy_from_slice(&state.to_le_bytes());
             }
-            file.write_all(&block)?;
+            file.write_all(&block)
+                .map_err(|error| Error::io("write", file.target(), error))?;
         }
-        file.sync_data()?;
+        // Or the time would be that of copies.
+        file.sync()?;
         written += STEP;
     }
+    file.commit()?;
     Ok(written)
 }
