@@ -29,6 +29,7 @@ use crate::plan::{PlanOptions, PlanSource, ReadPlan, Selection, Span};
 use crate::schedule::Schedule;
 use crate::settings::{AccessMode, Order, Settings};
 use crate::storage::BackendKind;
+use crate::trace::Trace;
 
 impl Checkpoint {
     /// Loads all tensors with the `default` backend.
@@ -47,6 +48,7 @@ impl Checkpoint {
             options: PlanOptions::default(),
             settings: Settings::default(),
             cancel: CancelToken::default(),
+            trace: None,
         }
     }
 
@@ -64,6 +66,7 @@ pub struct Loader {
     options: PlanOptions,
     settings: Settings,
     cancel: CancelToken,
+    trace: Option<Trace>,
 }
 
 impl Loader {
@@ -135,6 +138,13 @@ impl Loader {
     #[must_use]
     pub fn cancel_with(mut self, token: CancelToken) -> Self {
         self.cancel = token;
+        self
+    }
+
+    /// Records the load, or each load, in `trace`: see [`crate::trace`].
+    #[must_use]
+    pub fn trace(mut self, trace: &Trace) -> Self {
+        self.trace = Some(trace.clone());
         self
     }
 

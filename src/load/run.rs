@@ -15,6 +15,7 @@ use crate::storage::Source;
 use crate::storage::backends::Backend;
 use crate::storage::job::{Job, Lent};
 use crate::tensor::Tensor;
+use crate::trace::{Recorder, Stamp, Tracing};
 
 /// A load with everything that it needs to run, and to be reported on.
 pub(super) struct Running {
@@ -32,6 +33,7 @@ impl Running {
         if loader.cancel.is_cancelled() {
             return Err(cancelled());
         }
+        let prepared = loader.trace.as_ref().map(|trace| (trace, Stamp::now()));
         let (plan, schedule) = loader.prepare(lent.is_some())?;
         let backend = loader
             .checkpoint()
@@ -50,6 +52,9 @@ impl Running {
         used.iter()
             .try_for_each(|source| source.check_unchanged())?;
 
+        let tracing = prepared.map_or_else(Tracing::default, |(trace, since)| {
+            Tracing::on(Recorder::begin(trace, &plan, schedule.decision(), since))
+        });
         let delivery = Arc::new(Delivery::new(schedule.budget, ranks(&plan, schedule.order)));
         let sink = LoadSink::new(&plan, &schedule, &delivery);
         sink.deliver_empty();
@@ -58,7 +63,8 @@ impl Running {
             sources.to_vec(),
             lent.unwrap_or_default(),
             Box::new(sink),
-        );
+        )
+        .traced(tracing);
         loader.cancel.watch(&delivery);
         Ok(Self {
             job: Arc::new(job),
@@ -147,6 +153,7 @@ impl Drop for FinishOnDrop<'_> {
                 .delivery
                 .fail(Error::new(ErrorKind::Io, "a reading thread panicked"));
         }
+        self.0.job.tracing.end();
         *self.0.ended.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
         self.0.delivery.finish();
     }
