@@ -15,3 +15,4 @@ mod random;
 mod settings;
 mod shapes;
 mod support;
+mod trace;
