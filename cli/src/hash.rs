@@ -13,6 +13,7 @@ use crate::digest::{self, Digests, Entry};
 use crate::model::Named;
 use crate::output::{self, plain};
 use crate::progress::Progress;
+use crate::trace_file::TraceTo;
 
 /// Bytes that are read ahead of the hashing.
 const BUDGET_BYTES: u64 = 512 << 20;
@@ -30,6 +31,8 @@ pub struct Hash {
     /// One JSON object per line: name, dtype, shape, nbytes, sha256
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    trace: TraceTo,
 }
 
 /// One line of the JSON output.
@@ -41,12 +44,16 @@ struct Line<'a> {
 }
 
 pub fn run(args: &Hash, out: &mut dyn Write) -> Result<()> {
+    let trace = args.trace.open()?;
     let (_, checkpoint) = args.named.open()?;
     let progress = Progress::bytes("hashing", checkpoint.total_bytes());
-    let loader = checkpoint
+    let mut loader = checkpoint
         .loader()
         .settings(args.tuning.settings(args.backend))
         .budget(BUDGET_BYTES);
+    if let Some(file) = &trace {
+        loader = loader.trace(file.trace());
+    }
     let digests = Mutex::new(Digests::new());
     digest::for_each(loader.stream()?, |tensor| {
         digest::insert(&digests, tensor.name(), Entry::of(&tensor));
@@ -54,6 +61,7 @@ pub fn run(args: &Hash, out: &mut dyn Write) -> Result<()> {
         Ok(())
     })?;
     drop(progress);
+    trace.map_or(Ok(()), |file| file.finish())?;
     let digests = digests.into_inner().unwrap_or_else(PoisonError::into_inner);
     for (name, entry) in &digests {
         if args.json {

@@ -17,6 +17,7 @@ mod progress;
 mod reference;
 mod samples;
 mod size;
+mod trace_file;
 
 mod capabilities;
 mod convert;
