@@ -65,10 +65,13 @@ pub struct ThreadUsage {
     pub minor_faults: Option<u64>,
     /// Page faults that waited for a read.
     pub major_faults: Option<u64>,
+    /// How often the thread went to sleep by itself, as for a disk; being sent off its core by
+    /// another thread is not counted.
+    pub voluntary_switches: Option<u64>,
 }
 
 /// What the calling thread has used so far: the time by its own clock, to the nanosecond, where
-/// there is one; faults on Linux only.
+/// there is one; faults and switches on Linux only.
 pub fn thread_usage() -> ThreadUsage {
     #[cfg(not(unix))]
     let cpu = None;
@@ -78,9 +81,9 @@ pub fn thread_usage() -> ThreadUsage {
         Duration::try_from(clock).ok()
     };
     #[cfg(not(target_os = "linux"))]
-    let (minor_faults, major_faults) = (None, None);
+    let (minor_faults, major_faults, voluntary_switches) = (None, None, None);
     #[cfg(target_os = "linux")]
-    let (minor_faults, major_faults) = {
+    let (minor_faults, major_faults, voluntary_switches) = {
         let usage = super::ffi::thread_rusage();
         let count = |of: fn(&libc::rusage) -> libc::c_long| {
             usage
@@ -91,12 +94,14 @@ pub fn thread_usage() -> ThreadUsage {
         (
             count(|usage| usage.ru_minflt),
             count(|usage| usage.ru_majflt),
+            count(|usage| usage.ru_nvcsw),
         )
     };
     ThreadUsage {
         cpu,
         minor_faults,
         major_faults,
+        voluntary_switches,
     }
 }
 

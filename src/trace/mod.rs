@@ -10,11 +10,12 @@
 //!
 //! - A read through the page cache copies, faults the pages that it copies to, and waits for the
 //!   disk where pages are absent. Time on the processor is called *copy*, faults included; time
-//!   off it is called *disk wait*. Faults are counted, not timed.
+//!   off it is called *disk wait* if the thread went to sleep. Faults are counted, not timed.
 //! - A read around the page cache faults and pins its destination, then waits. Time on the
 //!   processor is called *fault*, although submitting is in it.
-//! - Off the processor means the disk, but also another thread that was given the core, and a lock
-//!   on the address space. On a busy machine disk waits are too long by that.
+//! - Asleep means the disk, but also a lock on the address space, and after the answer the wait for
+//!   a core to go on with. On a busy machine disk waits are too long by that. A thread that never
+//!   slept and was sent off its core is *idle*.
 //! - A ring's reads overlap. Their own durations go from submission to answer, the time in the
 //!   ring's queues included; the account has the time that the ring's thread spent submitting and
 //!   waiting, whose processor time is split by bytes read through and around the page cache. Threads

@@ -140,6 +140,8 @@ pub(super) struct Cost {
     pub(super) cpu: Option<Duration>,
     pub(super) minor_faults: Option<u64>,
     pub(super) major_faults: Option<u64>,
+    /// Whether the thread went to sleep by itself.
+    pub(super) slept: Option<bool>,
 }
 
 /// The recording of one load.
@@ -216,6 +218,8 @@ impl Recorder {
                 .map(|(now, then)| now.saturating_sub(then)),
             minor_faults: used(now.minor_faults, since.used.minor_faults),
             major_faults: used(now.major_faults, since.used.major_faults),
+            slept: used(now.voluntary_switches, since.used.voluntary_switches)
+                .map(|switches| switches > 0),
         };
         self.push(Key::of_this_thread(), what, since, Some(cost));
     }

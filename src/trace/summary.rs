@@ -47,8 +47,8 @@ pub struct TimeSpent {
     pub staged_bytes: u64,
     /// Tensors that were finished.
     pub tensors: u64,
-    /// Milliseconds off the processor in reads and in waits for a ring's answers, and while pages
-    /// of mappings were brought in.
+    /// Milliseconds asleep in reads and in waits for a ring's answers, and while pages of mappings
+    /// were brought in.
     pub disk_wait_ms: f64,
     /// Milliseconds on the processor in reads through the page cache, which fault pages as well,
     /// in staged copies, and in making views contiguous.
@@ -59,7 +59,7 @@ pub struct TimeSpent {
     /// Milliseconds without room in the budget.
     pub budget_wait_ms: f64,
     /// The rest: milliseconds before the worker started, after it had ended, in bookkeeping, or
-    /// waiting for another worker.
+    /// waiting for another worker or for a core.
     pub idle_ms: f64,
     /// Page faults without a read in all of this, where the system counts them for a thread.
     pub minor_faults: Option<u64>,
@@ -159,7 +159,7 @@ impl Lane {
             add_count(&mut spent.major_faults, cost.major_faults);
         }
         let all = millis(event.duration);
-        let (on, off) = on_and_off(event);
+        let (on, wait) = on_and_waiting(event);
         match &event.what {
             What::Read(read) => {
                 if let Answer::Bytes(bytes) = read.answer {
@@ -170,7 +170,7 @@ impl Lane {
                     }
                 }
                 if !load.reads_overlap() {
-                    spent.disk_wait_ms += millis(off);
+                    spent.disk_wait_ms += millis(wait);
                     match read.access {
                         Access::Buffered => spent.copy_ms += millis(on),
                         Access::Direct => spent.fault_ms += millis(on),
@@ -178,11 +178,11 @@ impl Lane {
                 }
             }
             What::Submit | What::Await => {
-                spent.disk_wait_ms += millis(off);
+                spent.disk_wait_ms += millis(wait);
                 self.ring += on;
             }
             What::Populate { .. } => {
-                spent.disk_wait_ms += millis(off);
+                spent.disk_wait_ms += millis(wait);
                 spent.fault_ms += millis(on);
             }
             What::Copy { bytes, .. } => {
@@ -239,9 +239,10 @@ fn add_count(sum: &mut Option<u64>, more: Option<u64>) {
     }
 }
 
-/// The parts of an event on the processor and off it. Without a clock for threads it is all the
-/// one or all the other.
-fn on_and_off(event: &Event) -> (Duration, Duration) {
+/// The parts of an event on the processor and waiting. Without a clock for threads it is all the
+/// one or all the other. A thread that never slept was off the processor because another one was
+/// on it, and waited for no disk.
+fn on_and_waiting(event: &Event) -> (Duration, Duration) {
     let waits = match &event.what {
         What::Read(read) => read.access == Access::Direct,
         What::Await | What::Populate { .. } => true,
@@ -252,7 +253,10 @@ fn on_and_off(event: &Event) -> (Duration, Duration) {
         None if waits => Duration::ZERO,
         None => event.duration,
     };
-    (on, event.duration - on)
+    match event.cost.and_then(|cost| cost.slept) {
+        Some(false) => (on, Duration::ZERO),
+        _ => (on, event.duration - on),
+    }
 }
 
 fn millis(time: Duration) -> f64 {
