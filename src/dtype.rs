@@ -1,7 +1,7 @@
 //! The one table of tensor element types.
 //!
 //! The 22 dtypes of the SafeTensors 0.8 reference with their spellings, sizes and torch names.
-//! Parsing, printing, both layouts, the converters and the Python package all read this table.
+//! Parsing, printing, both layouts, the converters and language bindings all read this table.
 
 use std::fmt;
 
@@ -134,6 +134,17 @@ impl Dtype {
             .iter()
             .try_fold(1_u64, |product, &dim| product.checked_mul(dim))?;
         self.bytes_for(elements)
+    }
+
+    /// Why [`nbytes`](Self::nbytes) has no answer for `shape`, after "F4 of shape [3] ".
+    pub(crate) fn why_no_size(self, shape: &[u64]) -> &'static str {
+        let bits = shape
+            .iter()
+            .try_fold(u64::from(self.bits()), |bits, &dim| bits.checked_mul(dim));
+        match bits {
+            Some(_) => "does not take a whole number of bytes",
+            None => "overflows 64 bits",
+        }
     }
 }
 

@@ -9,12 +9,13 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::storage::{BackendKind, UnavailableReason};
+use crate::text;
 
 /// The result of every fallible function of this library.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What kind of thing went wrong. The names are stable: tests, the Python package and `--json`
-/// output use them.
+/// What kind of thing went wrong. The names are stable: tests, language bindings and
+/// `--json` output use them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
@@ -193,28 +194,43 @@ impl Error {
 }
 
 /// One sentence, with the remedy at its end; the alternate form (`{:#}`) leaves the remedy out, for
-/// those who print causes after the error.
+/// those who print causes after the error. Names out of files are fit for a terminal, and the
+/// middle of overlong ones is left out ([`text`]); [`Error::path`] and [`Error::tensor_name`] are exact.
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(path) = &self.0.path {
-            write!(f, "{}: ", path.display())?;
+            write!(f, "{}: ", text::path(path))?;
         }
         if let Some(tensor) = &self.0.tensor {
-            write!(f, "tensor {tensor:?}: ")?;
+            write!(f, "tensor {}: ", text::quoted(tensor))?;
         }
-        f.write_str(&self.0.message)?;
+        f.write_str(&text::message(&self.0.message))?;
         if let Some(remedy) = &self.0.remedy
             && !f.alternate()
         {
-            write!(f, "; {remedy}")?;
+            write!(f, "; {}", text::message(remedy))?;
         }
         Ok(())
     }
 }
 
+/// What `fn main() -> tensora::Result<()>` prints: the sentence, then its causes. The alternate form
+/// (`{:#?}`) has the fields.
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(&self.0, f)
+        if f.alternate() {
+            return fmt::Debug::fmt(&self.0, f);
+        }
+        fmt::Display::fmt(self, f)?;
+        let mut cause = std::error::Error::source(self);
+        if cause.is_some() {
+            f.write_str("\n\nCaused by:")?;
+        }
+        while let Some(error) = cause {
+            write!(f, "\n    {}", text::message(&error.to_string()))?;
+            cause = error.source();
+        }
+        Ok(())
     }
 }
 
@@ -249,6 +265,48 @@ mod tests {
         assert_eq!(error.remedy(), Some("check the disk"));
         assert_eq!(error.source().unwrap().to_string(), "disk on fire");
         assert_eq!(error.kind(), ErrorKind::Io);
+    }
+
+    #[test]
+    fn main_prints_the_sentence_and_its_causes() {
+        let disk = io::Error::other("disk on fire");
+        let inner = Error::io("open", Path::new("b"), disk);
+        let error = Error::new(ErrorKind::MissingShard, "this shard is not there")
+            .at("a")
+            .help("fetch it")
+            .because(inner);
+        assert_eq!(
+            format!("{error:?}"),
+            "a: this shard is not there; fetch it\n\nCaused by:\n    b: cannot open\n    disk on fire"
+        );
+        assert!(format!("{error:#?}").contains("kind: MissingShard"));
+        let lone = Error::new(ErrorKind::Io, "alone");
+        assert_eq!(format!("{lone:?}"), "alone");
+    }
+
+    #[test]
+    fn what_files_say_neither_drives_the_terminal_nor_floods_it() {
+        let evil = format!("\u{1b}[2J\u{202e}\n{}", "x".repeat(5_000_000));
+        let error = Error::new(ErrorKind::BadHeader, format!("unknown dtype {evil}"))
+            .at(&evil)
+            .tensor(&*evil)
+            .help(&*evil)
+            .because(io::Error::other(&*evil));
+        for text in [
+            error.to_string(),
+            format!("{error:#}"),
+            format!("{error:?}"),
+        ] {
+            assert!(text.len() < 10_000, "{}", text.len());
+            let text = text.replace("\n\nCaused by:\n", "");
+            assert!(!text.contains(['\u{1b}', '\u{202e}', '\n']), "{text}");
+            assert!(
+                text.contains("50000") && text.contains("characters"),
+                "{text}"
+            );
+        }
+        assert_eq!(error.tensor_name(), Some(&*evil));
+        assert_eq!(error.path(), Some(Path::new(&evil)));
     }
 
     #[test]

@@ -64,8 +64,8 @@ impl HubCache {
     ///
     /// # Errors
     /// [`ErrorKind::NotFound`] when it looks like a path (it begins with `.`, `/` or `~`, has
-    /// several slashes, or ends in `.safetensors` or `.json`) and does not exist; else as
-    /// [`snapshot`](Self::snapshot).
+    /// several slashes, or ends in `.safetensors` or `.json`) and does not exist,
+    /// [`ErrorKind::Io`] when the system does not tell; else as [`snapshot`](Self::snapshot).
     pub fn resolve(
         &self,
         name_or_path: impl AsRef<Path>,
@@ -76,8 +76,20 @@ impl HubCache {
             return Ok(path);
         }
         match name.to_str() {
-            Some(id) if !looks_like_a_path(id) => self.snapshot(id, revision),
+            Some(id) if !looks_like_a_path(id) => {
+                self.snapshot(id, revision)
+                    .map_err(|error| match name.symlink_metadata() {
+                        Err(hidden) if hidden.kind() == io::ErrorKind::PermissionDenied => {
+                            cannot_look_at(name, hidden)
+                        }
+                        _ => error,
+                    })
+            }
             text => {
+                match name.symlink_metadata() {
+                    Err(error) if !is_absent(&error) => return Err(cannot_look_at(name, error)),
+                    _ => {}
+                }
                 let error = Error::new(ErrorKind::NotFound, "this path does not exist").at(name);
                 Err(match text {
                     Some(text) if text.starts_with('~') => {
@@ -104,7 +116,7 @@ impl HubCache {
             check_revision(revision)?;
         }
         let model = self.root.join(format!("models--{}", id.replace('/', "--")));
-        if !model.is_dir() {
+        if !is_dir(&model)? {
             return Err(not_cached(format!(
                 "model {id} is not in the Hugging Face cache"
             ))
@@ -174,9 +186,23 @@ fn existing(name: &Path, revision: Option<&str>) -> Option<PathBuf> {
         return None;
     }
     if let Some(revision) = revision {
-        tracing::warn!(path = %name.display(), revision, "an existing path has no revisions; it is taken as it is");
+        tracing::warn!(path = %crate::text::path(name), revision, "an existing path has no revisions; it is taken as it is");
     }
     Some(name.to_owned())
+}
+
+/// A folder on the way that may not be searched hides whether a path exists.
+fn cannot_look_at(path: &Path, error: io::Error) -> Error {
+    Error::io("look at this path", path, error)
+}
+
+/// Whether a folder is there, as far as we may know.
+fn is_dir(path: &Path) -> Result<bool> {
+    match path.metadata() {
+        Ok(metadata) => Ok(metadata.is_dir()),
+        Err(error) if is_absent(&error) => Ok(false),
+        Err(error) => Err(Error::io("look for the model in the cache", path, error)),
+    }
 }
 
 fn looks_like_a_path(name: &str) -> bool {
@@ -211,7 +237,10 @@ fn check_id(id: &str) -> Result<()> {
     }
     Err(Error::new(
         ErrorKind::InvalidArgument,
-        format!("{id:?} is neither an existing path nor a model id"),
+        format!(
+            "{} is neither an existing path nor a model id",
+            crate::text::quoted(id)
+        ),
     )
     .help(
         "ids are NAME or ORG/NAME, of letters, digits, '-', '_' and '.', and 96 characters at most",
@@ -229,7 +258,7 @@ fn check_revision(revision: &str) -> Result<()> {
     }
     Err(Error::new(
         ErrorKind::InvalidArgument,
-        format!("{revision:?} is not a revision"),
+        format!("{} is not a revision", crate::text::quoted(revision)),
     )
     .help("a revision is a branch, a tag or a commit"))
 }
@@ -371,6 +400,26 @@ mod tests {
             assert_eq!(hub.find(Some(B)), B);
             assert_eq!(hub.refuse(Some("refs")).kind(), ErrorKind::NotCached);
         }
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn what_the_system_does_not_tell_is_not_called_absent() {
+        let hub = Fixture::new(&[], &[]);
+        let long = format!("./{}", "x".repeat(300));
+        let error = hub.cache.resolve(&long, None).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Io, "{error}");
+        let error = hub.cache.resolve("./x", None).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
+        let locked = hub.scratch.path().join("locked");
+        fs::create_dir(&locked).unwrap();
+        fs::write(locked.join("w"), b"").unwrap();
+        let mode = |bits| std::os::unix::fs::PermissionsExt::from_mode(bits);
+        fs::set_permissions(&locked, mode(0)).unwrap();
+        let found = hub.cache.resolve(locked.join("w"), None);
+        fs::set_permissions(&locked, mode(0o700)).unwrap();
+        // The administrator may search any folder.
+        assert!(!found.is_err_and(|error| error.kind() != ErrorKind::Io));
     }
 
     #[test]

@@ -50,6 +50,7 @@ pub mod hf_model;
 pub mod plan;
 pub mod sample;
 pub mod storage;
+pub mod text;
 pub mod trace;
 
 pub use checkpoint::{Checkpoint, OpenOptions};

@@ -2,6 +2,7 @@
 
 use crate::error::{Error, ErrorKind};
 use crate::tensor::TensorMeta;
+use crate::text;
 
 /// Most names suggested.
 const SUGGESTIONS: usize = 3;
@@ -19,7 +20,7 @@ pub(crate) fn no_such_tensor(wanted: &str, tensors: &[TensorMeta]) -> Error {
     let error = Error::new(ErrorKind::NoSuchTensor, what).tensor(wanted);
     let near: Vec<String> = nearest(wanted, tensors.iter().map(|tensor| &*tensor.name))
         .into_iter()
-        .map(|name| format!("{name:?}"))
+        .map(text::quoted)
         .collect();
     if near.is_empty() {
         error

@@ -10,11 +10,12 @@ use crate::facts::{Facts, IoUringAvailability};
 use crate::plan::ReadPlan;
 use crate::settings::{AccessMode, Settings};
 use crate::storage::BackendKind;
+use crate::text::ByteSize;
 
 /// What the policy looks at in a plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct PlanShape {
-    /// Bytes to read, over-read included.
+    /// Bytes that the plan's spans cover.
     pub read_bytes: u64,
     /// Of these, bytes that are not in the page cache and can be read around it.
     pub direct_bytes: u64,
@@ -111,7 +112,7 @@ pub fn shape(plan: &ReadPlan, facts: &Facts, access: AccessMode) -> PlanShape {
             .filter(|(_, s)| s.len > 0)
     };
     PlanShape {
-        read_bytes: figures.read_bytes,
+        read_bytes: figures.span_bytes,
         direct_bytes,
         files: figures.files as usize,
         ranges: figures.ranges,
@@ -178,7 +179,6 @@ pub fn decide(
 }
 
 fn choose(shape: &PlanShape, facts: &Facts, preset: &Preset) -> (BackendKind, String) {
-    let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
     if !shape.local {
         return (
             BackendKind::Sync,
@@ -191,24 +191,25 @@ fn choose(shape: &PlanShape, facts: &Facts, preset: &Preset) -> (BackendKind, St
     }
     if shape.read_bytes <= preset.small_bytes {
         let reason = format!(
-            "{:.1} MiB are read before a second worker would start",
-            mib(shape.read_bytes)
+            "{} are read before a second worker would start",
+            ByteSize(shape.read_bytes)
         );
         return (BackendKind::Sync, reason);
     }
     if shape.direct_bytes < preset.uring_bytes {
-        let (direct, all) = (mib(shape.direct_bytes), mib(shape.read_bytes));
+        let all = ByteSize(shape.read_bytes);
         let reason = if shape.direct_bytes * 2 > shape.read_bytes {
-            format!("{direct:.1} of {all:.1} MiB come from the disk, too little for a ring to pay")
-        } else {
-            let cached = all - direct;
             format!(
-                "{cached:.1} of {all:.1} MiB are in the page cache, and threads copy on every core"
+                "{} of {all} come from the disk, too little for a ring to pay",
+                ByteSize(shape.direct_bytes)
             )
+        } else {
+            let cached = ByteSize(shape.read_bytes.saturating_sub(shape.direct_bytes));
+            format!("{cached} of {all} are in the page cache, and threads copy on every core")
         };
         return (BackendKind::Sync, reason);
     }
-    let absent = format!("{:.1} MiB come from the disk", mib(shape.direct_bytes));
+    let absent = format!("{} come from the disk", ByteSize(shape.direct_bytes));
     match &facts.io_uring {
         IoUringAvailability::Available(_) => {
             let reason = format!("{absent}, and a ring keeps it busy with the least CPU time");
@@ -290,13 +291,8 @@ mod tests {
             ..warm
         };
         for (shape, facts, expected, because) in [
-            (
-                cold(),
-                with_uring(),
-                IoUring,
-                "4096.0 MiB come from the disk",
-            ),
-            (half, with_uring(), IoUring, "2048.0 MiB come from the disk"),
+            (cold(), with_uring(), IoUring, "4 GiB come from the disk"),
+            (half, with_uring(), IoUring, "2 GiB come from the disk"),
             (cold(), without_uring(), Sync, "permission denied"),
             (warm, with_uring(), Sync, "page cache"),
             (tiny, with_uring(), Sync, "second worker"),

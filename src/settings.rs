@@ -4,6 +4,7 @@ use serde::Serialize;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::storage::BackendKind;
+use crate::text::ByteSize;
 
 /// Which way reads go to the bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
@@ -76,7 +77,9 @@ impl Settings {
             .filter(|chunk| !Self::CHUNK_RANGE.contains(chunk))
         {
             return bad(format!(
-                "chunk must be 4096 bytes to 1 GiB, not {chunk} bytes"
+                "chunk must be {} to {}, not {chunk} bytes",
+                ByteSize(*Self::CHUNK_RANGE.start()),
+                ByteSize(*Self::CHUNK_RANGE.end())
             ));
         }
         if self.budget == Some(0) {

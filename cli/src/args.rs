@@ -6,6 +6,7 @@ use std::str::FromStr;
 use clap::Args;
 use tensora::{AccessMode, BackendKind, Settings};
 
+use crate::failure::Usage;
 use crate::size;
 
 /// How to read: everything has a default that is chosen for the machine and the plan.
@@ -14,7 +15,7 @@ pub struct Tuning {
     /// Threads (sync, async) or rings (io-uring)
     #[arg(long, value_name = "N", value_parser = count(1024))]
     pub workers: Option<u64>,
-    /// Reads in flight for each ring
+    /// Reads in flight for each ring (io-uring)
     #[arg(long, value_name = "N", value_parser = count(4096))]
     pub queue_depth: Option<u64>,
     /// Largest single read, such as 8MiB
@@ -26,16 +27,26 @@ pub struct Tuning {
 }
 
 impl Tuning {
-    /// These settings for `backend`.
-    pub fn settings(&self, backend: BackendKind) -> Settings {
-        Settings {
+    /// These settings for `backend`, if it takes those that were given: what would be ignored is a
+    /// mistake of the caller. `default` takes all, as hints for whichever it chooses.
+    pub fn settings(&self, backend: BackendKind) -> Result<Settings, Usage> {
+        let direct = matches!(self.access, Some(Access(AccessMode::Direct)));
+        let ring = matches!(backend, BackendKind::IoUring | BackendKind::Default);
+        let ignored = [
+            ("--queue-depth", self.queue_depth.is_some() && !ring),
+            ("--access direct", direct && backend == BackendKind::Mmap),
+        ];
+        if let Some((option, _)) = ignored.into_iter().find(|(_, given)| *given) {
+            return Err(Usage(format!("the {backend} backend takes no {option}")));
+        }
+        Ok(Settings {
             backend,
             workers: self.workers.map(|count| count as usize),
             queue_depth: self.queue_depth.map(|count| count as usize),
             chunk_bytes: self.chunk,
             access: self.access.unwrap_or_default().0,
             ..Settings::default()
-        }
+        })
     }
 
     /// The first of these options that was given.
@@ -49,6 +60,15 @@ impl Tuning {
         .into_iter()
         .find_map(|(name, given)| given.then_some(name))
     }
+}
+
+/// Who reads.
+#[derive(Debug, Clone, Copy, Args)]
+pub struct Backend {
+    /// Who reads: default, sync, async, io-uring, mmap. A file that is truncated while mmap has it
+    /// mapped ends the program with SIGBUS; the others report an error
+    #[arg(id = "backend", short, long, value_name = "BACKEND", default_value_t)]
+    pub kind: BackendKind,
 }
 
 /// [`AccessMode`] by name.
@@ -104,5 +124,33 @@ fn chunk(text: &str) -> Result<u64, String> {
             size::bytes(*range.start()),
             size::bytes(*range.end())
         ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_backend_would_ignore_is_refused() {
+        let tuning = Tuning {
+            queue_depth: Some(4),
+            access: Some(Access(AccessMode::Direct)),
+            ..Tuning::default()
+        };
+        for (backend, taken) in [
+            (BackendKind::Default, true),
+            (BackendKind::IoUring, true),
+            (BackendKind::Sync, false),
+            (BackendKind::Async, false),
+            (BackendKind::Mmap, false),
+        ] {
+            assert_eq!(tuning.settings(backend).is_ok(), taken, "{backend}");
+        }
+        let buffered = Tuning {
+            access: Some(Access(AccessMode::Buffered)),
+            ..Tuning::default()
+        };
+        assert!(buffered.settings(BackendKind::Mmap).is_ok());
     }
 }

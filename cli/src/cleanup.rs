@@ -1,127 +1,116 @@
-//! Nothing is left behind: what an unfinished output has written is removed, also on Ctrl-C.
+//! Nothing is left behind: what an unfinished output has made is removed, also when a signal ends
+//! the program.
 //!
-//! The library removes its temporary files when an error or a panic ends the writing. A signal ends
-//! the process while other threads still read and write; then this module removes them.
+//! The library knows what it has made and removes it when an error or a panic ends the writing. A
+//! signal ends the process while other threads still read and write; then this module asks for it.
 
-use std::collections::HashSet;
-use std::ffi::{OsStr, OsString};
 use std::io;
-use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::ops::Deref;
+use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::failure::INTERRUPTED;
+use tensora::converters::{Abandoned, OutputFolder};
 
 /// Outputs that are being written.
-static UNFINISHED: Mutex<Vec<Output>> = Mutex::new(Vec::new());
+static UNFINISHED: Mutex<Vec<OutputFolder>> = Mutex::new(Vec::new());
 
+/// A folder that is being filled, by this process alone. Unless it is [kept](Self::keep), dropping
+/// it removes the files that were made in it, and the folders that were made for it.
 #[derive(Debug)]
-struct Output {
-    folder: PathBuf,
-    /// What the folder held before.
-    before: HashSet<OsString>,
-    /// Folders that did not exist before, innermost first.
-    made: Vec<PathBuf>,
-    /// Whether a file name is one that we write.
-    ours: fn(&OsStr) -> bool,
-}
-
-/// A folder that is being filled. Unless it is [kept](Self::keep), dropping it removes the files
-/// that were written into it, and the folders that were made for it.
-#[derive(Debug)]
-pub struct Unfinished {
-    folder: PathBuf,
-}
+pub struct Unfinished(OutputFolder);
 
 impl Unfinished {
-    /// Looks at `folder`, which need not exist, before anything is written. `ours` tells the names
-    /// of files that we write.
-    pub fn new(folder: &Path, ours: fn(&OsStr) -> bool) -> io::Result<Self> {
-        let before = match std::fs::read_dir(folder) {
-            Ok(entries) => entries
-                .map(|entry| Ok(entry?.file_name()))
-                .collect::<io::Result<_>>()?,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => HashSet::new(),
-            Err(error) => return Err(error),
-        };
-        let missing =
-            |path: &&Path| !path.as_os_str().is_empty() && path.symlink_metadata().is_err();
-        let made = folder.ancestors().take_while(missing).map(Path::to_owned);
-        let output = Output {
-            folder: folder.to_owned(),
-            before,
-            made: made.collect(),
-            ours,
-        };
-        lock().push(output);
-        Ok(Self {
-            folder: folder.to_owned(),
-        })
+    /// Makes and locks `folder`, which must be empty or not there.
+    pub fn claim_empty(folder: &Path) -> tensora::Result<Self> {
+        // Held meanwhile: a signal waits until it is known what was made.
+        let mut unfinished = lock();
+        let folder = OutputFolder::claim_empty(folder)?;
+        unfinished.push(folder.clone());
+        Ok(Self(folder))
     }
 
     /// The output is complete and stays.
-    pub fn keep(self) {
-        lock().retain(|output| output.folder != self.folder);
+    pub fn keep(self) -> tensora::Result<()> {
+        self.release(|_| Ok(()))
+    }
+
+    /// The output is complete, and stays once `last` has put it into its place.
+    pub fn release(self, last: impl FnOnce(&Path) -> tensora::Result<()>) -> tensora::Result<()> {
+        self.0.release(last)
+    }
+}
+
+impl Deref for Unfinished {
+    type Target = OutputFolder;
+
+    fn deref(&self) -> &OutputFolder {
+        &self.0
     }
 }
 
 impl Drop for Unfinished {
     fn drop(&mut self) {
-        lock().retain(|output| {
-            let is_this = output.folder == self.folder;
-            if is_this {
-                output.remove();
-            }
-            !is_this
-        });
+        // Held meanwhile: a signal waits until everything is gone.
+        let mut unfinished = lock();
+        // Nothing, after a release.
+        drop(self.0.abandon());
+        unfinished.retain(|folder| folder.path() != self.0.path());
     }
 }
 
-/// From now on Ctrl-C ends the process at once, and removes what is unfinished.
+/// From now on Ctrl-C, a request to terminate and a hang-up end the process at once, and remove what
+/// is unfinished. The exit code is 128 and the number of the signal, as shells have it.
 pub fn on_interrupt() {
-    let handler = || {
-        // Held for good: nothing is finished any more.
-        let outputs = lock();
-        outputs.iter().for_each(Output::remove);
-        std::process::exit(INTERRUPTED.into());
-    };
-    if let Err(error) = ctrlc::set_handler(handler) {
-        eprintln!("warning: Ctrl-C may leave temporary files behind: {error}");
+    if let Err(error) = watch() {
+        eprintln!("warning: signals may leave temporary files behind: {error}");
     }
 }
 
-impl Output {
-    /// Removes what can be removed; there is nobody left to report the rest to.
-    fn remove(&self) {
-        // On Ctrl-C other threads may still be making files.
-        while self.remove_files() > 0 {}
-        for folder in &self.made {
-            // Fails, as it should, where somebody else has put something.
-            let _ = std::fs::remove_dir(folder);
-        }
+#[cfg(unix)]
+fn watch() -> io::Result<()> {
+    use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+    let mut signals = vec![SIGINT, SIGTERM];
+    // Whoever started us with nohup wants it to stay ignored.
+    if !is_ignored(SIGHUP) {
+        signals.push(SIGHUP);
     }
-
-    /// How many files were removed in one pass.
-    fn remove_files(&self) -> usize {
-        let Ok(entries) = std::fs::read_dir(&self.folder) else {
-            return 0;
-        };
-        let is_ours =
-            |name: &OsStr| !self.before.contains(name) && (is_temporary(name) || (self.ours)(name));
-        entries
-            .flatten()
-            .filter(|entry| is_ours(&entry.file_name()))
-            .filter(|entry| std::fs::remove_file(entry.path()).is_ok())
-            .count()
-    }
+    let mut signals = signal_hook::iterator::Signals::new(signals)?;
+    std::thread::Builder::new()
+        .name("signals".into())
+        .spawn(move || {
+            if let Some(signal) = signals.forever().next() {
+                end(128 + signal);
+            }
+        })?;
+    Ok(())
 }
 
-/// Whether a name is that of a temporary file of this process's writers.
-fn is_temporary(name: &OsStr) -> bool {
-    let mark = format!(".tmp-{}-", std::process::id());
-    name.as_encoded_bytes().starts_with(b".") && name.to_string_lossy().contains(&mark)
+#[cfg(not(unix))]
+fn watch() -> io::Result<()> {
+    let handler = || end(crate::failure::INTERRUPTED.into());
+    ctrlc::set_handler(handler).map_err(io::Error::other)
 }
 
-fn lock() -> std::sync::MutexGuard<'static, Vec<Output>> {
+fn end(code: i32) -> ! {
+    // Both are held for good: nothing is finished any more, and no other thread gets as far as to
+    // end the process with an exit code of its own.
+    let unfinished = lock();
+    let _waiting: Vec<Abandoned<'_>> = unfinished.iter().map(OutputFolder::abandon).collect();
+    std::process::exit(code)
+}
+
+/// Whether this process was started with a signal ignored. Only Linux says it without unsafe code.
+#[cfg(unix)]
+fn is_ignored(signal: i32) -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status
+        .lines()
+        .find_map(|line| line.strip_prefix("SigIgn:"))
+        .and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    mask.is_some_and(|mask| mask >> (signal - 1) & 1 == 1)
+}
+
+fn lock() -> MutexGuard<'static, Vec<OutputFolder>> {
     UNFINISHED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -130,39 +119,22 @@ mod tests {
     use super::*;
     use std::fs;
 
-    fn ours(name: &OsStr) -> bool {
-        name == "config.json"
-    }
-
     #[test]
-    fn an_unfinished_output_takes_its_files_and_folders_along() {
+    fn an_unfinished_output_goes_and_a_finished_one_and_files_of_others_stay() {
         let scratch = tempfile::tempdir().unwrap();
-        let folder = scratch.path().join("a/b");
-        let unfinished = Unfinished::new(&folder, ours).unwrap();
-        fs::create_dir_all(&folder).unwrap();
-        let temporary = format!(".x.tmp-{}-7", std::process::id());
-        fs::write(folder.join(&temporary), b"x").unwrap();
-        fs::write(folder.join("config.json"), b"x").unwrap();
-        drop(unfinished);
-        assert!(!scratch.path().join("a").exists());
-    }
-
-    #[test]
-    fn files_of_others_and_finished_outputs_stay() {
-        let scratch = tempfile::tempdir().unwrap();
-        fs::write(scratch.path().join("config.json"), b"x").unwrap();
-        let unfinished = Unfinished::new(scratch.path(), ours).unwrap();
-        for name in ["other.txt", ".x.tmp-1-2"] {
-            fs::write(scratch.path().join(name), b"x").unwrap();
+        let path = scratch.path().join("a/b");
+        for keep in [false, true] {
+            let unfinished = Unfinished::claim_empty(&path).unwrap();
+            unfinished.file("config.json").unwrap().commit().unwrap();
+            if keep {
+                fs::write(path.join("tokenizer.json"), b"of others").unwrap();
+                unfinished.keep().unwrap();
+                assert_eq!(fs::read_dir(&path).unwrap().count(), 2);
+            } else {
+                drop(unfinished);
+                assert!(!scratch.path().join("a").exists());
+            }
+            assert!(lock().iter().all(|folder| folder.path() != path));
         }
-        drop(unfinished);
-        assert_eq!(fs::read_dir(scratch.path()).unwrap().count(), 3);
-
-        let kept = scratch.path().join("kept");
-        let unfinished = Unfinished::new(&kept, ours).unwrap();
-        fs::create_dir(&kept).unwrap();
-        fs::write(kept.join("config.json"), b"x").unwrap();
-        unfinished.keep();
-        assert!(kept.join("config.json").exists());
     }
 }

@@ -5,14 +5,15 @@
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
-use std::io::{self, Write};
+use std::fs::File;
+use std::io::{self, Read as _, Write};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use clap::Args;
 use serde::Serialize;
 use tensora::converters::{
-    AtomicFile, CheckpointWriter, OutputPlan, OutputTensor, RECOMMENDED_PARTITION_BYTES,
+    CheckpointWriter, OutputFolder, OutputPlan, OutputTensor, RECOMMENDED_PARTITION_BYTES,
     SafetensorsOptions, ServerlessLlmOptions, Sharding, WriteOptions, plan_safetensors,
     plan_serverlessllm,
 };
@@ -21,10 +22,13 @@ use tensora::{BackendKind, Checkpoint, Error, Layout};
 use crate::cleanup::Unfinished;
 use crate::model::Named;
 use crate::progress::Progress;
-use crate::{args, digest, output, samples, size};
+use crate::{args, digest, output, size};
 
 /// Bytes that are read ahead of the writing.
 const BUDGET_BYTES: u64 = 512 << 20;
+
+/// Bytes of configuration files that are in memory at a time.
+const COPY_BYTES: usize = 1 << 20;
 
 /// Size of a SafeTensors file at most, as the Hub's tools have it.
 const SHARD_BYTES: u64 = 5_000_000_000;
@@ -39,7 +43,7 @@ pub struct Convert {
     /// Partitions (or SafeTensors files) to write [default: one for each 512 MiB]
     #[arg(short, long, value_name = "N", value_parser = args::count(100_000))]
     partitions: Option<u64>,
-    /// Who reads: default, sync, async, io-uring
+    /// Who reads: default, sync, async, io-uring, mmap
     #[arg(short, long, default_value_t)]
     backend: BackendKind,
     /// One JSON object that says what was written
@@ -55,6 +59,7 @@ struct Report {
     backend: BackendKind,
     tensors: u64,
     tensor_bytes: u64,
+    data_files: u64,
     files: Vec<PathBuf>,
     file_bytes: u64,
     copied: Vec<PathBuf>,
@@ -63,18 +68,29 @@ struct Report {
 pub fn run(args: &Convert, out: &mut dyn Write) -> Result<()> {
     let (path, checkpoint) = args.named.open()?;
     let side_files = side_files(&path, &checkpoint)?;
-    refuse_occupied(&args.out)?;
-    let unfinished = Unfinished::new(&args.out, is_written)
-        .map_err(|error| Error::io("look into the folder", &args.out, error))?;
-    let report = convert(args, &checkpoint, &side_files)?;
-    unfinished.keep();
+    let unfinished = Unfinished::claim_empty(&args.out)?;
+    let report = convert(args, &checkpoint, &side_files, &unfinished)?;
+    unfinished.keep()?;
+    if let Some(asked) = args.partitions
+        && report.data_files < asked
+    {
+        let what = match report.to {
+            Layout::ServerlessLlm => "partition",
+            Layout::SafeTensors => "SafeTensors file",
+        };
+        // On stderr: it is about the arguments, and the report stays what it is.
+        eprintln!(
+            "note: {} written, not {asked}: none is empty, and no tensor is cut",
+            output::counted(report.data_files, what),
+        );
+    }
     if args.json {
         return output::json_line(out, &report);
     }
     writeln!(
         out,
         "{}: {}, {} of {} in {}, read by {}; {} copied along",
-        report.folder.display(),
+        tensora::text::path(&report.folder),
         report.to,
         output::counted(report.tensors, "tensor"),
         size::bytes(report.tensor_bytes),
@@ -85,9 +101,14 @@ pub fn run(args: &Convert, out: &mut dyn Write) -> Result<()> {
     Ok(())
 }
 
-fn convert(args: &Convert, checkpoint: &Checkpoint, side_files: &[PathBuf]) -> Result<Report> {
+fn convert(
+    args: &Convert,
+    checkpoint: &Checkpoint,
+    side_files: &[SideFile],
+    folder: &OutputFolder,
+) -> Result<Report> {
     let (to, plan) = output_plan(checkpoint, args.partitions)?;
-    let tensors = plan.tensors.len() as u64;
+    let (tensors, data_files) = (plan.tensors.len() as u64, plan.files.len() as u64);
     let places: HashMap<Box<str>, usize> = plan
         .tensors
         .iter()
@@ -100,7 +121,9 @@ fn convert(args: &Convert, checkpoint: &Checkpoint, side_files: &[PathBuf]) -> R
         .budget(BUDGET_BYTES);
     // Before anything is written: an unavailable backend writes nothing.
     let backend = loader.schedule()?.decision().backend;
-    let writer = CheckpointWriter::create(&args.out, plan, WriteOptions::default())?;
+    let beside: u64 = side_files.iter().map(|file| file.len).sum();
+    folder.require_space(plan.total_file_bytes().saturating_add(beside))?;
+    let writer = CheckpointWriter::create_in(folder, plan, WriteOptions::default())?;
     let progress = Progress::bytes("converting", checkpoint.total_bytes());
     digest::for_each(loader.stream()?, |tensor| {
         let mut sink = writer.tensor(places[tensor.name()])?;
@@ -111,10 +134,7 @@ fn convert(args: &Convert, checkpoint: &Checkpoint, side_files: &[PathBuf]) -> R
     drop(progress);
     let mut copied = Vec::with_capacity(side_files.len());
     for file in side_files {
-        let bytes = std::fs::read(file).map_err(|error| Error::io("read", file, error))?;
-        let target = args.out.join(file.file_name().unwrap_or_default());
-        AtomicFile::replace(&target, &bytes)?;
-        copied.push(target);
+        copied.push(copy(&file.path, folder)?);
     }
     // The index comes last: only now is it a checkpoint.
     let written = writer.finish()?;
@@ -125,6 +145,7 @@ fn convert(args: &Convert, checkpoint: &Checkpoint, side_files: &[PathBuf]) -> R
         backend,
         tensors,
         tensor_bytes: written.tensor_bytes,
+        data_files,
         files: written.files,
         file_bytes: written.file_bytes,
         copied,
@@ -169,9 +190,36 @@ fn output_plan(checkpoint: &Checkpoint, parts: Option<u64>) -> Result<(Layout, O
     }
 }
 
+/// A configuration or tokenizer file, and its length in bytes when it was found.
+struct SideFile {
+    path: PathBuf,
+    len: u64,
+}
+
+/// Copies a file into the folder, in chunks: nothing says that it is small.
+fn copy(file: &Path, folder: &OutputFolder) -> tensora::Result<PathBuf> {
+    let failed = |error| Error::io("read", file, error);
+    let mut from = File::open(file).map_err(failed)?;
+    let mut to = folder.file(file.file_name().unwrap_or_default())?;
+    let mut chunk = vec![0; COPY_BYTES];
+    loop {
+        let count = match from.read(&mut chunk) {
+            Ok(0) => break,
+            Ok(count) => count,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(error) => return Err(failed(error)),
+        };
+        to.write_all(&chunk[..count])
+            .map_err(|error| Error::io("write", to.target(), error))?;
+    }
+    let target = to.target().to_owned();
+    to.commit()?;
+    Ok(target)
+}
+
 /// Configuration and tokenizer beside the weights. Only of a folder: what lies beside a single file
 /// may belong to anything.
-fn side_files(named: &Path, checkpoint: &Checkpoint) -> Result<Vec<PathBuf>> {
+fn side_files(named: &Path, checkpoint: &Checkpoint) -> Result<Vec<SideFile>> {
     if !named.is_dir() {
         return Ok(Vec::new());
     }
@@ -181,11 +229,16 @@ fn side_files(named: &Path, checkpoint: &Checkpoint) -> Result<Vec<PathBuf>> {
     for entry in std::fs::read_dir(root).map_err(failed)? {
         let entry = entry.map_err(failed)?;
         // Links of the Hub cache are followed.
-        if is_side_file(&entry.file_name()) && entry.path().is_file() {
-            files.push(entry.path());
+        let path = entry.path();
+        if is_side_file(&entry.file_name())
+            && let Ok(metadata) = path.metadata()
+            && metadata.is_file()
+        {
+            let len = metadata.len();
+            files.push(SideFile { path, len });
         }
     }
-    files.sort();
+    files.sort_by(|a, b| a.path.cmp(&b.path));
     Ok(files)
 }
 
@@ -208,31 +261,6 @@ fn is_side_file(name: &OsStr) -> bool {
         && endings.iter().any(|ending| name.ends_with(ending))
         && !name.ends_with(".index.json")
         && name != "tensor_index.json"
-}
-
-/// Whether a conversion writes files of this name.
-fn is_written(name: &OsStr) -> bool {
-    samples::is_written(name) || is_side_file(name)
-}
-
-fn refuse_occupied(folder: &Path) -> Result<()> {
-    let entries = match std::fs::read_dir(folder) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        other => other.map_err(|error| Error::io("list", folder, error))?,
-    };
-    for entry in entries {
-        let name = entry
-            .map_err(|error| Error::io("list", folder, error))?
-            .file_name();
-        if !name.as_encoded_bytes().starts_with(b".") {
-            bail!(
-                "{}: the folder is not empty: it holds {}; choose another one, or remove it first",
-                folder.display(),
-                name.display(),
-            );
-        }
-    }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use std::time::Instant;
 use anyhow::{Result, bail};
 use clap::Args;
 use tensora::facts::{IoUringAvailability, process};
-use tensora::{BackendKind, ErrorKind, Layout, Settings};
+use tensora::{BackendKind, ErrorKind, Layout, Settings, text};
 
 use crate::args::Unknown;
 use crate::digest::{self, Digests};
@@ -131,7 +131,7 @@ pub fn run(args: &Demo, out: &mut dyn Write) -> Result<()> {
     for layout in layouts {
         let bench = Bench::new(args.choice.subject(layout)?)?;
         let summary = model::summary(bench.checkpoint());
-        writeln!(out, "{}: {summary}", bench.subject().path.display())?;
+        writeln!(out, "{}: {summary}", text::path(&bench.subject().path))?;
         out.flush()?;
         shown.check_reference(&bench, &scenarios)?;
         if args.scenario == Scenario::All {
@@ -223,7 +223,7 @@ impl Shown {
             let digest = digest::of_digests(reference).to_string();
             writeln!(
                 out,
-                "All bytes are equal: {} of {} have the SHA-256 digests of a plain read of the \
+                "All bytes are equal: {} of {} with the SHA-256 digests of a plain read of the \
                  files (all together {}).",
                 output::counted(self.equal as u64, "load"),
                 output::counted(reference.len() as u64, "tensor"),
@@ -290,13 +290,14 @@ fn expect_equal(expected: &Digests, found: &Digests, subject: &Subject, who: &st
     if expected == found {
         return Ok(());
     }
-    let (path, layout) = (subject.path.display(), subject.layout);
+    let (path, layout) = (text::path(&subject.path), subject.layout);
     for (name, entry) in expected {
         match found.get(name) {
             Some(other) if other == entry => {}
             Some(other) => bail!(
-                "{path}: tensor {name:?} differs: {who} gave {} {:?} with SHA-256 {}, expected are \
+                "{path}: tensor {} differs: {who} gave {} {:?} with SHA-256 {}, expected are \
                  {} {:?} and {}",
+                text::quoted(name),
                 other.dtype,
                 other.shape,
                 other.sha256,
@@ -304,7 +305,10 @@ fn expect_equal(expected: &Digests, found: &Digests, subject: &Subject, who: &st
                 entry.shape,
                 entry.sha256,
             ),
-            None => bail!("{path}: tensor {name:?} is missing in what {who} loaded ({layout})"),
+            None => bail!(
+                "{path}: tensor {} is missing in what {who} loaded ({layout})",
+                text::quoted(name)
+            ),
         }
     }
     bail!(

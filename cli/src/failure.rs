@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use tensora::ErrorKind;
+use tensora::{ErrorKind, text};
 
 /// Something went wrong.
 const FAILURE: u8 = 1;
@@ -43,25 +43,26 @@ fn library_error(error: &anyhow::Error) -> Option<&tensora::Error> {
 
 /// An error, its causes and what to do, in one line without repetition.
 pub fn chain(error: &anyhow::Error) -> String {
-    let mut text = String::new();
+    let mut line = String::new();
     for cause in error.chain() {
         let cause_text = match cause.downcast_ref::<tensora::Error>() {
             Some(error) => format!("{error:#}"),
-            None => cause.to_string(),
+            // Errors of others may quote what came out of a file.
+            None => text::message(&cause.to_string()).into_owned(),
         };
         // Wrappers of other crates may quote their source.
-        if text.is_empty() {
-            text = cause_text;
-        } else if !text.ends_with(&cause_text) {
-            text.push_str(": ");
-            text.push_str(&cause_text);
+        if line.is_empty() {
+            line = cause_text;
+        } else if !line.ends_with(&cause_text) {
+            line.push_str(": ");
+            line.push_str(&cause_text);
         }
     }
     if let Some(remedy) = library_error(error).and_then(tensora::Error::remedy) {
-        text.push_str("; ");
-        text.push_str(remedy);
+        line.push_str("; ");
+        line.push_str(&text::message(remedy));
     }
-    text
+    line
 }
 
 #[cfg(test)]

@@ -6,26 +6,26 @@ use std::sync::{Mutex, PoisonError};
 use anyhow::Result;
 use clap::Args;
 use serde::Serialize;
-use tensora::BackendKind;
+use tensora::text::plain;
 
-use crate::args::Tuning;
+use crate::args::{Backend, Tuning};
 use crate::digest::{self, Digests, Entry};
 use crate::model::Named;
-use crate::output::{self, plain};
+use crate::output;
 use crate::progress::Progress;
+use crate::size;
 use crate::trace_file::TraceTo;
-
-/// Bytes that are read ahead of the hashing.
-const BUDGET_BYTES: u64 = 512 << 20;
 
 /// Load a checkpoint and print a SHA-256 digest for each tensor, sorted by name.
 #[derive(Debug, Args)]
 pub struct Hash {
     #[command(flatten)]
     named: Named,
-    /// Who reads: default, sync, async, io-uring, mmap
-    #[arg(short, long, default_value_t)]
-    backend: BackendKind,
+    #[command(flatten)]
+    backend: Backend,
+    /// Bytes that may be read ahead of the hashing
+    #[arg(long, value_name = "SIZE", value_parser = size::parse, default_value = "512MiB")]
+    budget: u64,
     #[command(flatten)]
     tuning: Tuning,
     /// One JSON object per line: name, dtype, shape, nbytes, sha256
@@ -49,8 +49,8 @@ pub fn run(args: &Hash, out: &mut dyn Write) -> Result<()> {
     let progress = Progress::bytes("hashing", checkpoint.total_bytes());
     let mut loader = checkpoint
         .loader()
-        .settings(args.tuning.settings(args.backend))
-        .budget(BUDGET_BYTES);
+        .settings(args.tuning.settings(args.backend.kind)?)
+        .budget(args.budget);
     if let Some(file) = &trace {
         loader = loader.trace(file.trace());
     }

@@ -9,10 +9,11 @@ use std::path::PathBuf;
 use anyhow::Result;
 use clap::Args;
 use serde::Serialize;
+use tensora::text;
 use tensora::{Checkpoint, Dtype, Layout, TensorMeta};
 
 use crate::model::{self, Named};
-use crate::output::{self, plain};
+use crate::output;
 use crate::size;
 use tree::Tree;
 
@@ -76,11 +77,15 @@ pub fn run(args: &Inspect, out: &mut dyn Write) -> Result<()> {
     if args.json {
         return output::json_line(out, &report);
     }
-    writeln!(out, "{}", report.path.display())?;
+    writeln!(out, "{}", text::path(&report.path))?;
     writeln!(out, "{}", model::summary(&checkpoint))?;
-    writeln!(out, "{} parameters", grouped(report.total_parameters))?;
+    let parameters = match report.total_parameters {
+        1 => "parameter",
+        _ => "parameters",
+    };
+    writeln!(out, "{} {parameters}", grouped(report.total_parameters))?;
     for (key, value) in report.metadata {
-        writeln!(out, "{}: {}", plain(key), plain(value))?;
+        writeln!(out, "{}: {}", text::name(key), text::name(value))?;
     }
     writeln!(out)?;
     let mut types = output::table(&["type", "tensors", "size"], &[1, 2]);
@@ -102,7 +107,7 @@ pub fn run(args: &Inspect, out: &mut dyn Write) -> Result<()> {
         } = file;
         let (tensors, bytes) = (share.tensors.to_string(), size::bytes(share.bytes));
         files.add_row([
-            plain(path).into_owned(),
+            text::name(path).into_owned(),
             tensors,
             bytes,
             size::bytes(*file_bytes),

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 use tensora::facts::process;
 use tensora::trace::TraceSummary;
-use tensora::{BackendKind, Error, ReadPlan, Result, Settings, Tensors, Trace};
+use tensora::{BackendKind, Error, ErrorKind, ReadPlan, Result, Settings, Tensors, Trace};
 
 use crate::model::Subject;
 use crate::size;
@@ -109,9 +109,9 @@ impl Bench {
         self.files().into_iter().map(process::evict).sum()
     }
 
-    /// Bytes that the plan reads.
-    pub fn read_bytes(&self) -> u64 {
-        self.plan.figures().read_bytes
+    /// Bytes that the plan's spans cover.
+    pub fn span_bytes(&self) -> u64 {
+        self.plan.figures().span_bytes
     }
 
     /// Bytes of the plan that are in the page cache now.
@@ -200,17 +200,35 @@ impl Bench {
         Ok((figures, tensors))
     }
 
+    /// Refuses a plain read that got other bytes than the figures would speak of.
+    fn check_len(&self, path: &Path, read: u64) -> Result<()> {
+        let mut sources = self.plan.sources.iter();
+        match sources.find(|source| source.path == path) {
+            Some(source) if source.len != read => Err(Error::new(
+                ErrorKind::SourceChanged,
+                format!(
+                    "{read} bytes were read of this file, which had {} when it was opened",
+                    source.len
+                ),
+            )
+            .at(path)
+            .help("measure again when nothing writes to it")),
+            _ => Ok(()),
+        }
+    }
+
     fn read(&self, parallel: bool) -> Result<Figures> {
         let files = self.files();
         let start = Instant::now();
         let first = Mutex::new(None);
         let read = |path: &Path| {
-            let bytes = std::fs::read(path).map_err(|error| Error::io("read", path, error));
+            let bytes = std::fs::read(path).map_err(|error| Error::io("read", path, error))?;
+            self.check_len(path, bytes.len() as u64)?;
             let mut first = first
                 .lock()
                 .unwrap_or_else(std::sync::PoisonError::into_inner);
             first.get_or_insert_with(|| start.elapsed());
-            bytes
+            Ok(bytes)
         };
         let contents: Vec<Vec<u8>> = if parallel {
             std::thread::scope(|scope| {
@@ -303,4 +321,39 @@ fn touch(tensors: &Tensors) {
             .map(|tensor| sum(tensor.bytes()))
             .fold(0, |a, b| a ^ b),
     );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tensora::Layout;
+    use tensora::sample::{SampleSpec, write_sample};
+
+    #[test]
+    fn plain_reads_of_a_file_that_shrank_are_no_measurement() {
+        let folder = tempfile::tempdir().unwrap();
+        let spec = SampleSpec {
+            total_bytes: 1 << 20,
+            ..SampleSpec::default()
+        };
+        write_sample(folder.path(), &spec).unwrap();
+        let bench = Bench::new(Subject {
+            path: folder.path().to_owned(),
+            layout: Layout::SafeTensors,
+        })
+        .unwrap();
+        assert!(bench.run(&Reader::Native).is_ok());
+        let file = bench.files()[0].to_owned();
+        let len = std::fs::metadata(&file).unwrap().len();
+        let short = std::fs::File::options().write(true).open(&file).unwrap();
+        short.set_len(len - 1).unwrap();
+        for reader in [Reader::Native, Reader::NativeParallel] {
+            let error = bench.run(&reader).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::SourceChanged);
+            assert_eq!(error.path(), Some(&*file));
+            let text = error.to_string();
+            assert!(text.contains(&len.to_string()), "{text}");
+            assert!(text.contains(&(len - 1).to_string()), "{text}");
+        }
+    }
 }

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
 use clap::Args;
-use tensora::{Checkpoint, Layout, hf_model};
+use tensora::{Checkpoint, Layout, hf_model, text};
 
 use crate::{cache, samples, size};
 
@@ -122,7 +122,7 @@ pub fn open(path: &Path, layout: Option<Layout>) -> tensora::Result<Checkpoint> 
 fn model(id: &str, revision: Option<&str>, layout: Layout) -> Result<PathBuf> {
     let is_path = Path::new(id).symlink_metadata().is_ok();
     let snapshot = hf_model::resolve(id, revision)?;
-    let index = "tensor_index.json";
+    let index = tensora::formats::serverlessllm::INDEX_FILE;
     if is_path {
         return in_layout(&snapshot, layout);
     }
@@ -139,7 +139,7 @@ fn model(id: &str, revision: Option<&str>, layout: Layout) -> Result<PathBuf> {
     }
     bail!(
         "{id} has no copy in the ServerlessLLM layout at {}; make one with: {}",
-        copy.display(),
+        text::path(&copy),
         invocation("convert", &words),
     )
 }
@@ -154,7 +154,7 @@ fn in_layout(path: &Path, layout: Layout) -> Result<PathBuf> {
         let words = [path.to_string_lossy().into_owned(), "OUT".to_owned()];
         bail!(
             "{}: this folder is in the SafeTensors layout; make a copy in the other one with: {}",
-            path.display(),
+            text::path(path),
             invocation("convert", &words),
         );
     }
@@ -175,11 +175,24 @@ pub fn invocation(program: &str, words: &[String]) -> String {
     line
 }
 
-/// A word as a POSIX shell reads it.
+/// A word as a POSIX shell reads it. What a terminal would obey is spelled in octal, inside of `$'...'`.
 pub fn quoted(word: &str) -> String {
     let is_safe = |c: char| c.is_ascii_alphanumeric() || "@%+=:,./_-".contains(c);
     if !word.is_empty() && word.chars().all(is_safe) {
         word.to_owned()
+    } else if text::plain(word) != word {
+        let mut line = "$'".to_owned();
+        for c in word.chars() {
+            let mut bytes = [0; 4];
+            let spelled = c.encode_utf8(&mut bytes);
+            if text::plain(spelled) != *spelled || matches!(c, '\\' | '\'') {
+                line.extend(spelled.bytes().map(|byte| format!("\\{byte:03o}")));
+            } else {
+                line.push(c);
+            }
+        }
+        line.push('\'');
+        line
     } else {
         format!("'{}'", word.replace('\'', r"'\''"))
     }
@@ -208,5 +221,9 @@ mod tests {
         assert_eq!(quoted("it's $x"), r"'it'\''s $x'");
         assert_eq!(quoted(""), "''");
         assert_eq!(quoted("~"), "'~'");
+        assert_eq!(
+            quoted("a\u{1b}[1m \u{202e}'\\é\n"),
+            r"$'a\033[1m \342\200\256\047\134é\012'"
+        );
     }
 }

@@ -6,6 +6,7 @@ use std::io::{self, IsTerminal, Write};
 use anyhow::Result;
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use serde::Serialize;
+pub use tensora::text::counted;
 
 use crate::failure;
 
@@ -41,31 +42,9 @@ pub fn json_line(out: &mut dyn Write, record: &impl Serialize) -> Result<()> {
     Ok(out.flush()?)
 }
 
-/// `count` things, in words.
-pub fn counted(count: u64, what: &str) -> String {
-    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
-}
-
 /// A shape: `[151936, 1024]`, `[]` for a scalar.
 pub fn shape(shape: &[u64]) -> String {
     format!("{shape:?}")
-}
-
-/// A name out of a file, fit for a terminal: control characters are escaped.
-pub fn plain(name: &str) -> std::borrow::Cow<'_, str> {
-    if name.contains(char::is_control) {
-        name.chars()
-            .map(|c| {
-                if c.is_control() {
-                    c.escape_default().to_string()
-                } else {
-                    c.to_string()
-                }
-            })
-            .collect()
-    } else {
-        name.into()
-    }
 }
 
 /// Prints an error and its causes on stderr.
@@ -101,13 +80,6 @@ mod tests {
         assert!(!colours(true, with("TERM", "dumb")));
         assert!(!colours(true, with("NO_COLOR", "1")));
         assert!(colours(true, with("NO_COLOR", "")));
-    }
-
-    #[test]
-    fn names_cannot_drive_the_terminal() {
-        assert_eq!(plain("model.layers.0"), "model.layers.0");
-        assert_eq!(plain("имя 模型"), "имя 模型");
-        assert_eq!(plain("a\u{1b}[2Jb\n"), "a\\u{1b}[2Jb\\n");
     }
 
     #[test]

@@ -7,9 +7,10 @@ use anyhow::Result;
 use clap::Args;
 use serde::Serialize;
 use tensora::plan::PlanExplanation;
-use tensora::{BackendKind, ScheduleExplanation, Selection, Slice, Split};
+use tensora::text::{ByteSize, counted};
+use tensora::{ScheduleExplanation, Selection, Slice, Split};
 
-use crate::args::Tuning;
+use crate::args::{Backend, Tuning};
 use crate::model::Named;
 use crate::{output, size};
 
@@ -18,9 +19,8 @@ use crate::{output, size};
 pub struct Plan {
     #[command(flatten)]
     named: Named,
-    /// Who would read: default, sync, async, io-uring, mmap
-    #[arg(short, long, default_value_t)]
-    backend: BackendKind,
+    #[command(flatten)]
+    backend: Backend,
     /// Only tensors whose names match; may be given several times
     #[arg(long, value_name = "GLOB")]
     select: Vec<String>,
@@ -90,7 +90,7 @@ struct Report {
 
 pub fn run(args: &Plan, out: &mut dyn Write) -> Result<()> {
     let (_, checkpoint) = args.named.open()?;
-    let mut settings = args.tuning.settings(args.backend);
+    let mut settings = args.tuning.settings(args.backend.kind)?;
     settings.budget = args.budget;
     let loader = checkpoint
         .loader()
@@ -101,6 +101,15 @@ pub fn run(args: &Plan, out: &mut dyn Write) -> Result<()> {
     if args.json {
         return output::json_line(out, &Report { plan, schedule });
     }
+    // What runs comes first: the schedule may read less than the plan's spans cover, or more.
+    writeln!(
+        out,
+        "{} of {} for {} needed: {:.3} bytes read per byte needed",
+        counted(schedule.requests, "request"),
+        ByteSize(schedule.read_bytes),
+        ByteSize(schedule.needed_bytes),
+        schedule.over_read,
+    )?;
     writeln!(out, "{plan}")?;
     writeln!(out, "{}", schedule.to_string().trim_end())?;
     Ok(())

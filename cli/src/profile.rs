@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result};
 use clap::{Args, Subcommand};
 use serde::Serialize;
 use tensora::facts::process;
-use tensora::{BackendKind, Layout};
+use tensora::{BackendKind, Layout, text};
 
 use crate::args::{self, Tuning, Unknown};
 use crate::capabilities::{self, Capabilities};
@@ -40,7 +40,8 @@ enum What {
 #[derive(Debug, Args)]
 struct Loads {
     /// default, sync, async, io-uring, mmap; native (std::fs::read of file after file),
-    /// native-parallel (a thread for each file)
+    /// native-parallel (a thread for each file). A file that is truncated while mmap has it mapped
+    /// ends the program with SIGBUS; the others report an error
     case: Case,
     #[command(flatten)]
     choice: Choice,
@@ -130,7 +131,7 @@ fn measure(args: &Loads, layout: Layout, out: &mut dyn Write) -> Result<()> {
         writeln!(
             out,
             "{}: {}",
-            path.display(),
+            text::path(&path),
             model::summary(bench.checkpoint())
         )?;
         out.flush()?;
@@ -163,7 +164,7 @@ fn measure(args: &Loads, layout: Layout, out: &mut dyn Write) -> Result<()> {
         if args.json {
             output::json_line(out, &record)?;
         } else {
-            print_iteration(out, &record, bench.read_bytes())?;
+            print_iteration(out, &record, bench.span_bytes())?;
         }
         all.push(figures);
     }
@@ -178,7 +179,7 @@ impl Loads {
     fn reader(&self) -> Result<Reader> {
         let plain = match self.case {
             Case::Backend(backend) => {
-                return Ok(Reader::Library(self.tuning.settings(backend)));
+                return Ok(Reader::Library(self.tuning.settings(backend)?));
             }
             Case::Native => Reader::Native,
             Case::NativeParallel => Reader::NativeParallel,
@@ -193,15 +194,15 @@ impl Loads {
     }
 }
 
-fn print_iteration(out: &mut dyn Write, record: &Record<'_>, read_bytes: u64) -> Result<()> {
+fn print_iteration(out: &mut dyn Write, record: &Record<'_>, span_bytes: u64) -> Result<()> {
     let figures = record.figures;
     write!(
         out,
-        "iteration {}: {} {} tensors, {} bytes, {:.2} ms, {:.2} GiB/s",
+        "iteration {}: {} {}, {}, {:.2} ms, {:.2} GiB/s",
         record.iteration,
         figures.backend,
-        figures.tensors,
-        figures.bytes,
+        output::counted(figures.tensors, "tensor"),
+        output::counted(figures.bytes, "byte"),
         figures.ms,
         figures.gib_per_s,
     )?;
@@ -221,7 +222,7 @@ fn print_iteration(out: &mut dyn Write, record: &Record<'_>, read_bytes: u64) ->
     write!(
         out,
         ", in the page cache before {}",
-        share(resident, read_bytes)
+        share(resident, span_bytes)
     )?;
     if let Some(disk) = figures.disk_read_bytes {
         write!(out, ", from disk {}", size::bytes(disk))?;

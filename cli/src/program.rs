@@ -46,13 +46,14 @@ fn arguments<A: Args>(name: &'static str, about: &'static str) -> Command {
         .short('v')
         .long("verbose")
         .action(ArgAction::Count)
+        .display_order(900)
         .global(true)
         .help("Say what is decided and why, on stderr; twice for every detail");
     let command = Command::new(name)
         .version(env!("CARGO_PKG_VERSION"))
         .propagate_version(true)
         .after_help(
-            "Exit codes: 0 done, 1 failure, 2 usage, 3 backend unavailable, 130 interrupted",
+            "Exit codes: 0 done, 1 failure, 2 usage, 3 backend unavailable, 130 interrupted (128 and the number of the signal)",
         )
         .arg(verbose);
     // After the arguments, whose documentation describes them and not the program.

@@ -57,14 +57,21 @@ fn bytes<'a>(
     file: &'a [u8],
     checkpoint: &Checkpoint,
 ) -> Result<std::borrow::Cow<'a, [u8]>> {
+    let path = checkpoint.sources()[number].path();
     let cut = |file: &'a [u8], offset: u64, len: u64| {
         let end = offset
             .checked_add(len)
             .filter(|&end| end <= file.len() as u64);
         end.map(|end| &file[offset as usize..end as usize])
             .ok_or_else(|| {
-                let what = format!("the file has {} bytes only", file.len());
-                Error::new(ErrorKind::Truncated, what).tensor(&*tensor.name)
+                let what = format!(
+                    "it needs bytes {offset}..{} of the file, which has {} bytes now",
+                    offset.saturating_add(len),
+                    file.len()
+                );
+                Error::new(ErrorKind::Truncated, what)
+                    .at(path)
+                    .tensor(&*tensor.name)
             })
     };
     if tensor.strides.is_none()

@@ -5,12 +5,12 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use clap::Args;
-use tensora::sample::{SampleSpec, write_sample};
-use tensora::{Dtype, Error, Layout};
+use tensora::sample::{SampleSpec, write_sample_in};
+use tensora::{Dtype, Layout};
 
 use crate::cleanup::Unfinished;
 use crate::progress::Progress;
-use crate::{args, output, samples, size};
+use crate::{args, output, size};
 
 /// Write a sample checkpoint, which needs no network: the same bytes everywhere.
 #[derive(Debug, Args)]
@@ -51,19 +51,18 @@ pub fn run(args: &Sample, out: &mut dyn Write) -> Result<()> {
         dtype: args.dtype,
         layout: args.layout,
     };
-    let unfinished = Unfinished::new(&args.out, samples::is_written)
-        .map_err(|error| Error::io("look into the folder", &args.out, error))?;
+    let unfinished = Unfinished::claim_empty(&args.out)?;
     let progress = Progress::waiting(format!("writing {}", size::bytes(args.size)));
-    let report = write_sample(&args.out, &spec)?;
+    let report = write_sample_in(&unfinished, &spec)?;
     drop(progress);
-    unfinished.keep();
+    unfinished.keep()?;
     if args.json {
         return output::json_line(out, &report);
     }
     writeln!(
         out,
         "{}: {}, {} of {} in {}",
-        report.folder.display(),
+        tensora::text::path(&report.folder),
         report.layout,
         output::counted(report.tensors, "tensor"),
         size::bytes(report.tensor_bytes),

@@ -1,14 +1,13 @@
 //! Samples that are made once and kept in the cache folder.
 
-use std::ffi::OsStr;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use anyhow::{Context as _, Result};
-use tensora::converters::OutputTensor;
-use tensora::sample::{SampleSpec, write_sample};
-use tensora::{Checkpoint, Error, Layout};
+use anyhow::Result;
+use tensora::converters::{OutputFolder, OutputTensor};
+use tensora::sample::{SampleSpec, write_sample_in};
+use tensora::{Checkpoint, Error, ErrorKind, Layout};
 
 use crate::cleanup::Unfinished;
 use crate::progress::Progress;
@@ -23,12 +22,30 @@ pub fn cached(total_bytes: u64, layout: Layout) -> Result<PathBuf> {
         ..SampleSpec::default()
     };
     let parent = cache::root()?.join("samples").join(key(&spec));
+    Ok(
+        in_folder(&parent, &spec).map_err(|error| {
+            match error.kind() {
+        ErrorKind::Io => error.help(
+            "set TENSORA_CACHE_DIR to a folder that you may write to, on a disk with enough space",
+        ),
+        _ => error,
+    }
+        })?,
+    )
+}
+
+fn in_folder(parent: &Path, spec: &SampleSpec) -> tensora::Result<PathBuf> {
+    let layout = spec.layout;
     let folder = parent.join(layout.name());
-    if is_sample(&folder, &spec)? {
+    if is_sample(&folder, spec)? {
         return Ok(folder);
     }
-    let what = format!("making a sample of {} ({layout})", size::bytes(total_bytes));
+    let what = format!(
+        "making a sample of {} ({layout})",
+        size::bytes(spec.total_bytes)
+    );
     let _progress = Progress::waiting(what);
+    remove_leftovers(parent, layout);
     // Beside its place, so that the sample appears whole and at once. Process ids repeat in
     // containers, so that a run that was killed may have left the same one.
     let now = SystemTime::UNIX_EPOCH
@@ -36,36 +53,40 @@ pub fn cached(total_bytes: u64, layout: Layout) -> Result<PathBuf> {
         .unwrap_or_default()
         .as_nanos();
     let staging = parent.join(format!(".{layout}.tmp-{}-{now}", std::process::id()));
-    let unfinished = Unfinished::new(&staging, is_written)
-        .with_context(|| format!("{}: cannot look into the folder", staging.display()))?;
-    write_sample(&staging, &spec)?;
-    put_in_place(&staging, &folder, &spec)?;
-    unfinished.keep();
+    let unfinished = Unfinished::claim_empty(&staging)?;
+    write_sample_in(&unfinished, spec)?;
+    unfinished.release(|staging| put_in_place(staging, &folder, spec))?;
     Ok(folder)
 }
 
-/// Whether a sample is written with a file of this name.
-pub fn is_written(name: &OsStr) -> bool {
-    let Some(name) = name.to_str() else {
-        return false;
+/// Removes what runs that were killed have left of this sample. Only folders with a lock that nobody
+/// holds: others are being made, or just going to their place.
+fn remove_leftovers(parent: &Path, layout: Layout) {
+    let Ok(entries) = std::fs::read_dir(parent) else {
+        return;
     };
-    name == "config.json"
-        || name == "tensor_index.json"
-        || name.starts_with("tensor.data_")
-        || (name.starts_with("model")
-            && (name.ends_with(".safetensors") || name.ends_with(".safetensors.index.json")))
+    let prefix = format!(".{layout}.tmp-");
+    for entry in entries.flatten() {
+        let (name, path) = (entry.file_name(), entry.path());
+        let is_ours = name.to_str().is_some_and(|name| name.starts_with(&prefix))
+            && path.join(OutputFolder::LOCK_NAME).is_file();
+        if is_ours && let Ok(_held) = OutputFolder::claim(&path) {
+            // What cannot be removed takes space, and is in nobody's way.
+            let _ = std::fs::remove_dir_all(&path);
+        }
+    }
 }
 
-fn put_in_place(staging: &Path, folder: &Path, spec: &SampleSpec) -> Result<()> {
+fn put_in_place(staging: &Path, folder: &Path, spec: &SampleSpec) -> tensora::Result<()> {
     let failed = |action: &str, error| Error::io(action, folder, error);
     for last in [false, true] {
         match std::fs::rename(staging, folder) {
             Ok(()) => return Ok(()),
-            Err(error) if last => return Err(failed("put the sample at", error).into()),
+            Err(error) if last => return Err(failed("put the sample at", error)),
             // Somebody was faster, or something else is there. It lies in our own cache.
             Err(_) if is_sample(folder, spec)? => {
                 let gone = std::fs::remove_dir_all(staging);
-                return Ok(gone.map_err(|error| Error::io("remove", staging, error))?);
+                return gone.map_err(|error| Error::io("remove", staging, error));
             }
             Err(_) => {
                 let removed = std::fs::remove_dir_all(folder);
@@ -87,7 +108,7 @@ fn key(spec: &SampleSpec) -> String {
 }
 
 /// Whether the folder holds the sample, as far as headers, indexes and sizes tell.
-fn is_sample(folder: &Path, spec: &SampleSpec) -> Result<bool> {
+fn is_sample(folder: &Path, spec: &SampleSpec) -> tensora::Result<bool> {
     match folder.symlink_metadata() {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
         other => other.map_err(|error| Error::io("look at", folder, error))?,

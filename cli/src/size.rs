@@ -2,9 +2,18 @@
 
 use std::time::Duration;
 
+use tensora::text::ByteSize;
+
 /// `4GiB`, `1.5 MB`, `4096`: a number of bytes with a binary (KiB) or decimal (KB) unit, in
-/// upper or lower case.
+/// upper or lower case. Nothing that takes a size makes sense of none, so it is at least one byte.
 pub fn parse(text: &str) -> Result<u64, String> {
+    match any(text)? {
+        0 => Err(format!("{text:?} is not at least one byte")),
+        bytes => Ok(bytes),
+    }
+}
+
+fn any(text: &str) -> Result<u64, String> {
     let wrong = || format!("{text:?} is not a size; write it like 4GiB, 512MiB, 2GB or 4096");
     let trimmed = text.trim();
     let digits = trimmed
@@ -18,10 +27,14 @@ pub fn parse(text: &str) -> Result<u64, String> {
         "m" | "mib" => 1 << 20,
         "g" | "gib" => 1 << 30,
         "t" | "tib" => 1 << 40,
+        "p" | "pib" => 1 << 50,
+        "e" | "eib" => 1 << 60,
         "kb" => 1000,
         "mb" => 1_000_000,
         "gb" => 1_000_000_000,
         "tb" => 1_000_000_000_000,
+        "pb" => 1_000_000_000_000_000,
+        "eb" => 1_000_000_000_000_000_000,
         _ => return Err(wrong()),
     };
     let too_large = || format!("{text} is more than 2^64 bytes");
@@ -42,20 +55,7 @@ pub fn parse(text: &str) -> Result<u64, String> {
 
 /// Bytes in the unit that leaves one to four digits before the point.
 pub fn bytes(count: u64) -> String {
-    let mut size = count as f64;
-    let mut unit = "B";
-    for larger in ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"] {
-        if size < 1024.0 {
-            break;
-        }
-        size /= 1024.0;
-        unit = larger;
-    }
-    if unit == "B" {
-        return format!("{count} B");
-    }
-    let text = format!("{size:.1}");
-    format!("{} {unit}", text.strip_suffix(".0").unwrap_or(&text))
+    ByteSize(count).to_string()
 }
 
 /// Milliseconds, in milliseconds or seconds.
@@ -88,7 +88,6 @@ mod tests {
     fn sizes_are_read_in_every_unit() {
         for (text, bytes) in [
             ("4096", 4096),
-            ("0", 0),
             ("12B", 12),
             ("4KiB", 4096),
             ("4k", 4096),
@@ -97,12 +96,19 @@ mod tests {
             ("2GB", 2_000_000_000),
             ("3kb", 3000),
             ("1TiB", 1 << 40),
+            ("1PiB", 1 << 50),
+            ("2eib", 2 << 60),
+            ("3PB", 3_000_000_000_000_000),
             ("18446744073709551615", u64::MAX),
         ] {
             assert_eq!(parse(text), Ok(bytes), "{text}");
         }
         for text in [
             "",
+            "0",
+            "0GiB",
+            "0.1",
+            "16EiB",
             "GiB",
             "-1",
             "1e3",
@@ -120,11 +126,11 @@ mod tests {
     }
 
     #[test]
-    fn sizes_and_times_are_short() {
-        assert_eq!(bytes(0), "0 B");
-        assert_eq!(bytes(1023), "1023 B");
-        assert_eq!(bytes(256 << 20), "256 MiB");
-        assert_eq!(bytes(3 << 29), "1.5 GiB");
+    fn sizes_round_trip_and_times_are_short() {
+        // What is printed can be typed.
+        for count in [1, 1023, 256 << 20, 3 << 29, 1 << 50, 3 << 60] {
+            assert_eq!(parse(&bytes(count)), Ok(count));
+        }
         assert_eq!(milliseconds(0.123), "0.12 ms");
         assert_eq!(milliseconds(123.44), "123.4 ms");
         assert_eq!(milliseconds(12_345.0), "12.35 s");

@@ -1,15 +1,13 @@
-//! `--trace FILE`: opened before the run, so that a bad path costs no load, and there afterwards
-//! only if the run went well.
+//! `--trace FILE`: tried before the run, so that a bad path costs no load, and there afterwards only
+//! if the run went well.
 
+use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
-use std::io::{BufWriter, Write};
+use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use tensora::converters::AtomicFile;
-use tensora::{Error, Result, Trace};
-
-use crate::cleanup::Unfinished;
+use tensora::{Error, ErrorKind, Result, Trace};
 
 /// Where a trace goes.
 #[derive(Debug, Clone, Default, Args)]
@@ -24,9 +22,9 @@ impl TraceTo {
         self.trace.is_some()
     }
 
-    /// Opens the file, if there is to be one.
+    /// Makes sure that the file can be written, if there is to be one.
     pub fn open(&self) -> Result<Option<TraceFile>> {
-        self.trace.as_deref().map(TraceFile::create).transpose()
+        self.trace.as_deref().map(TraceFile::new).transpose()
     }
 }
 
@@ -35,40 +33,33 @@ impl TraceTo {
 pub struct TraceFile {
     trace: Trace,
     path: PathBuf,
-    output: Output,
-}
-
-#[derive(Debug)]
-enum Output {
-    /// Takes its name when it is complete.
-    Atomic(AtomicFile, Unfinished),
-    /// A pipe or a device, which renaming would replace by a file.
-    Stream(File),
+    /// A pipe or a device, open: renaming would replace it by a file.
+    stream: Option<File>,
 }
 
 impl TraceFile {
-    fn create(path: &Path) -> Result<Self> {
-        let is_stream = std::fs::metadata(path).is_ok_and(|meta| !meta.is_file() && !meta.is_dir());
-        let output = if is_stream {
-            let file = OpenOptions::new().write(true).open(path);
-            Output::Stream(file.map_err(|error| Error::io("open", path, error))?)
-        } else {
-            if path.is_dir() {
-                let error = std::io::ErrorKind::IsADirectory.into();
-                return Err(Error::io("write a trace to", path, error).help("name a file"));
+    fn new(path: &Path) -> Result<Self> {
+        // A link stays, and what it points to is replaced.
+        let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+        let mut stream = None;
+        match std::fs::metadata(&path) {
+            Ok(meta) if meta.is_dir() => {
+                let what = "a trace is a file, and this is a folder";
+                return Err(Error::new(ErrorKind::InvalidArgument, what)
+                    .at(path)
+                    .help("name a file in it"));
             }
-            let folder = match path.parent() {
-                Some(parent) if !parent.as_os_str().is_empty() => parent,
-                _ => Path::new("."),
-            };
-            let unfinished = Unfinished::new(folder, |_| false)
-                .map_err(|error| Error::io("look into", folder, error))?;
-            Output::Atomic(AtomicFile::create(path)?, unfinished)
-        };
+            Ok(meta) if !meta.is_file() => {
+                let file = OpenOptions::new().write(true).open(&path);
+                stream = Some(file.map_err(|error| Error::io("open", &path, error))?);
+            }
+            // Not kept during the run, which a signal may end at any time.
+            _ => drop(Temporary::beside(&path)?),
+        }
         Ok(Self {
             trace: Trace::new(),
-            path: path.to_owned(),
-            output,
+            path,
+            stream,
         })
     }
 
@@ -77,23 +68,54 @@ impl TraceFile {
         &self.trace
     }
 
-    /// Writes what was recorded.
+    /// Writes what was recorded; a file takes its name when it is complete.
     pub fn finish(self) -> Result<()> {
-        let path = self.path;
-        let failed = |error| Error::io("write", &path, error);
-        match self.output {
-            Output::Atomic(mut file, unfinished) => {
-                write(&self.trace, &mut file).map_err(failed)?;
-                file.commit()?;
-                unfinished.keep();
-                Ok(())
+        let failed = |error| Error::io("write", &self.path, error);
+        if let Some(file) = &self.stream {
+            return write(&self.trace, file).map_err(failed);
+        }
+        let temporary = Temporary::beside(&self.path)?;
+        write(&self.trace, &temporary.file).map_err(failed)?;
+        std::fs::rename(&temporary.path, &self.path)
+            .map_err(|error| Error::io("rename the finished file to", &self.path, error))
+    }
+}
+
+/// A file that is gone when it is dropped, unless it was renamed.
+struct Temporary {
+    path: PathBuf,
+    file: File,
+}
+
+impl Temporary {
+    fn beside(target: &Path) -> Result<Self> {
+        let name = target.file_name().ok_or_else(|| {
+            Error::new(ErrorKind::InvalidArgument, "this path has no file name").at(target)
+        })?;
+        let mut number = 0;
+        loop {
+            let mut hidden = OsString::from(".");
+            hidden.push(name);
+            hidden.push(format!(".tmp-{}-{number}", std::process::id()));
+            let path = target.with_file_name(hidden);
+            match OpenOptions::new().write(true).create_new(true).open(&path) {
+                Ok(file) => return Ok(Self { path, file }),
+                // Of a process with our number on another machine, or before us.
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => number += 1,
+                Err(error) => return Err(Error::io("create", &path, error)),
             }
-            Output::Stream(mut file) => write(&self.trace, &mut file).map_err(failed),
         }
     }
 }
 
-fn write(trace: &Trace, file: &mut impl Write) -> std::io::Result<()> {
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        // Nothing is there after a rename.
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+fn write(trace: &Trace, file: &File) -> io::Result<()> {
     let mut file = BufWriter::new(file);
     trace.write_chrome(&mut file)?;
     file.flush()

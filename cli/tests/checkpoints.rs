@@ -131,7 +131,7 @@ fn a_plan_reads_no_data() {
         &["plan", "m.safetensors", "--slice", "m:w:0:3/4"],
     );
     assert!(
-        text.contains("256.00 GiB") && text.contains("backend"),
+        text.contains("256 GiB") && text.contains("backend"),
         "{text}"
     );
 
@@ -142,6 +142,32 @@ fn a_plan_reads_no_data() {
         "tensora",
         &["plan", "m.safetensors", "--slice", "m:w:0:4/4"],
     );
+}
+
+#[test]
+fn the_headline_of_a_plan_is_what_runs() {
+    let sandbox = Sandbox::new();
+    sandbox.sample("a", "safetensors");
+    for more in [
+        &[][..],
+        &["--select", "*.layers.0.*norm*"],
+        &["--select", "*embed*"],
+    ] {
+        let args = [&["plan", "a", "--json"], more].concat();
+        let json = sandbox.json_lines("tensora", &args).remove(0);
+        let (needed, read) = (
+            &json["schedule"]["needed_bytes"],
+            &json["schedule"]["read_bytes"],
+        );
+        assert_eq!(needed, &json["plan"]["figures"]["needed_bytes"]);
+        let ratio = read.as_f64().unwrap() / needed.as_f64().unwrap();
+        assert_eq!(json["schedule"]["over_read"].as_f64().unwrap(), ratio);
+        let text = sandbox.run("tensora", &[&["plan", "a"], more].concat());
+        let headline = text.lines().next().unwrap();
+        let told = format!("needed: {ratio:.3} bytes read per byte needed");
+        assert!(headline.ends_with(&told), "{headline}");
+        assert_eq!(text.matches("read per byte needed").count(), 1, "{text}");
+    }
 }
 
 #[test]

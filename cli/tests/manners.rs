@@ -3,13 +3,9 @@
 mod common;
 
 use std::io::{BufRead as _, BufReader, Read as _};
-use std::process::{Child, Stdio};
-use std::time::{Duration, Instant};
+use std::process::Stdio;
 
-use common::{Sandbox, names};
-
-/// When something has hung, not a measure of speed.
-const WATCHDOG: Duration = Duration::from_secs(60);
+use common::{Sandbox, send, wait};
 
 #[test]
 fn programs_say_their_version_and_usage() {
@@ -17,10 +13,20 @@ fn programs_say_their_version_and_usage() {
     for name in ["tensora", "profile", "demo", "convert"] {
         let version = sandbox.run(name, &["--version"]);
         assert_eq!(version, format!("{name} {}\n", env!("CARGO_PKG_VERSION")));
-        assert!(
-            sandbox.run(name, &["--help"]).contains("Exit codes"),
-            "{name}"
-        );
+        let help = sandbox.run(name, &["--help"]);
+        assert!(help.contains("Exit codes"), "{name}");
+        // What every program has comes after its own options.
+        let options: Vec<_> = help
+            .lines()
+            .filter(|line| line.trim_start().starts_with('-'))
+            .collect();
+        let last: Vec<_> = options.into_iter().rev().take(3).collect();
+        let common = ["--version", "--help", "--verbose"];
+        let is_common = last
+            .iter()
+            .zip(common)
+            .all(|(line, option)| line.contains(option));
+        assert!(is_common, "{name}: {last:?}");
     }
 }
 
@@ -34,6 +40,12 @@ fn wrong_arguments_are_usage_errors() {
         ("profile", &["safetensors", "sync", "--workers", "0"]),
         ("profile", &["safetensors", "sync", "--chunk", "1KiB"]),
         ("profile", &["safetensors", "native", "--workers", "2"]),
+        ("profile", &["safetensors", "mmap", "--access", "direct"]),
+        ("profile", &["safetensors", "sync", "--queue-depth", "4"]),
+        ("profile", &["safetensors", "sync", "--sample", "0"]),
+        ("tensora", &["plan", ".", "--budget", "0"]),
+        ("tensora", &["hash", ".", "--budget", "0B"]),
+        ("tensora", &["sample", "s", "--size", "0"]),
         (
             "profile",
             &["safetensors", "sync", "--path", "a", "--model-id", "b"],
@@ -184,101 +196,8 @@ fn ctrl_c_ends_a_load_at_once() {
     // Kept open, so that it is not the pipe that ends it.
     let mut lines = BufReader::new(child.stdout.take().unwrap());
     lines.read_line(&mut String::new()).unwrap();
-    interrupt(&child);
+    send("INT", &child);
     let drain = std::thread::spawn(move || std::io::copy(&mut lines, &mut std::io::sink()));
     assert_eq!(wait(&mut child), Some(130));
     drain.join().unwrap().unwrap();
-}
-
-#[test]
-#[cfg(unix)]
-fn ctrl_c_leaves_no_files_behind() {
-    let sandbox = Sandbox::new();
-    std::fs::create_dir(sandbox.path("mine")).unwrap();
-    std::fs::write(sandbox.path("mine/.hidden"), b"x").unwrap();
-    let cases = [
-        // Folders that the program makes, and one that was there.
-        ("out", &["sample", "deep/out", "--size", "4GiB"][..], "deep"),
-        ("mine", &["sample", "mine", "--size", "4GiB"], "mine"),
-        (
-            "cache",
-            &["profile", "safetensors", "sync", "--sample", "4GiB"],
-            "cache",
-        ),
-    ];
-    for (what, args, folder) in cases {
-        let mut child = sandbox
-            .std_program("tensora")
-            .args(args)
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let start = Instant::now();
-        while !holds_temporary_files(&sandbox.path(folder)) {
-            if let Some(status) = child.try_wait().unwrap() {
-                let mut error = String::new();
-                child
-                    .stderr
-                    .take()
-                    .unwrap()
-                    .read_to_string(&mut error)
-                    .unwrap();
-                // A disk that is too small for it says so before anything is written.
-                assert!(error.contains("are free here"), "{what}: {status} {error}");
-                return;
-            }
-            assert!(start.elapsed() < WATCHDOG, "{what} writes nothing");
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        interrupt(&child);
-        assert_eq!(wait(&mut child), Some(130), "{what}");
-        if what == "mine" {
-            assert_eq!(names(&sandbox.path("mine")), [".hidden"]);
-        } else {
-            assert!(
-                !sandbox.path(folder).exists(),
-                "{what}: {:?}",
-                names(&sandbox.path(folder))
-            );
-        }
-    }
-}
-
-#[cfg(unix)]
-fn holds_temporary_files(folder: &std::path::Path) -> bool {
-    let Ok(entries) = std::fs::read_dir(folder) else {
-        return false;
-    };
-    entries.flatten().any(|entry| {
-        let name = entry.file_name().into_string().unwrap_or_default();
-        let is_file = entry.path().is_file();
-        (is_file && name.contains(".tmp-")) || (!is_file && holds_temporary_files(&entry.path()))
-    })
-}
-
-#[cfg(unix)]
-fn interrupt(child: &Child) {
-    let kill = format!("kill -INT {}", child.id());
-    assert!(
-        std::process::Command::new("sh")
-            .args(["-c", &kill])
-            .status()
-            .unwrap()
-            .success()
-    );
-}
-
-/// The exit code; a program that hangs is killed and has none.
-fn wait(child: &mut Child) -> Option<i32> {
-    let start = Instant::now();
-    while start.elapsed() < WATCHDOG {
-        if let Some(status) = child.try_wait().unwrap() {
-            return status.code();
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    child.kill().unwrap();
-    child.wait().unwrap();
-    None
 }

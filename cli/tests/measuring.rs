@@ -281,7 +281,7 @@ fn traces_are_written_when_all_went_well() {
     let error = sandbox.fail(1, "profile", &profile("no/such/folder.json", &[]));
     assert!(error.contains("no/such"), "{error}");
     let error = sandbox.fail(1, "profile", &profile("a", &[]));
-    assert!(error.contains("name a file"), "{error}");
+    assert!(error.contains("name a file in it"), "{error}");
     let args = ["safetensors", "native", "--path", path, "--trace", "x.json"];
     assert!(sandbox.fail(2, "profile", &args).contains("--trace"));
     sandbox.fail(1, "tensora", &["hash", "nowhere", "--trace", "x.json"]);

@@ -84,17 +84,7 @@ impl Checkpoint {
         sources: Vec<Arc<dyn Source>>,
         index: Option<&[u8]>,
     ) -> Result<Self> {
-        let contents = match (layout, index) {
-            (Layout::SafeTensors, None) => open::safetensors_files(sources)?,
-            (Layout::SafeTensors, Some(index)) => open::safetensors_shards(sources, index)?,
-            (Layout::ServerlessLlm, Some(index)) => open::serverlessllm(sources, index)?,
-            (Layout::ServerlessLlm, None) => {
-                return Err(Error::new(
-                    ErrorKind::InvalidArgument,
-                    "a ServerlessLLM checkpoint cannot be read without its tensor_index.json",
-                ));
-            }
-        };
+        let contents = open::sources(layout, sources, index)?;
         Self::new(Engine::shared(), PathBuf::new(), layout, contents)
     }
 
@@ -229,7 +219,7 @@ impl OpenOptions {
     pub fn open(self, path: impl AsRef<Path>) -> Result<Checkpoint> {
         let engine = self.engine.unwrap_or_else(Engine::shared);
         let found = resolve::resolve(path.as_ref(), self.layout)?;
-        tracing::debug!(path = %path.as_ref().display(), ?found, "resolved checkpoint");
+        tracing::debug!(path = %crate::text::path(path.as_ref()), ?found, "resolved checkpoint");
         let (root, layout) = (found.root(), found.layout());
         let contents = open::open(found, &engine)?;
         Checkpoint::new(engine, root, layout, contents)

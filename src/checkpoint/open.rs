@@ -13,8 +13,9 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::formats::index::{MAX_INDEX_BYTES, ShardIndex};
 use crate::formats::safetensors::{Header, PREFIX_BYTES, header_len, parse_header};
 use crate::formats::serverlessllm::{self, Dialect, Partition, PartitionIndex};
-use crate::formats::{Names, sniff};
+use crate::formats::{Layout, Names, sniff};
 use crate::storage::{LocalFile, Source, read_exact_at};
+use crate::text;
 
 /// How many headers are read at a time. Opening waits for a network mount, not for the CPU, and
 /// this many descriptors fit under any limit.
@@ -52,14 +53,34 @@ pub(super) fn open(found: Resolved, engine: &Engine) -> Result<Contents> {
     }
 }
 
+/// Opens what was given as sources, with the bytes of the index where there is one.
+pub(super) fn sources(
+    layout: Layout,
+    sources: Vec<Arc<dyn Source>>,
+    index: Option<&[u8]>,
+) -> Result<Contents> {
+    match (layout, index) {
+        (Layout::SafeTensors, None) => safetensors_files(sources),
+        (Layout::SafeTensors, Some(index)) => safetensors_shards(sources, index),
+        (Layout::ServerlessLlm, Some(index)) => serverlessllm(sources, index),
+        (Layout::ServerlessLlm, None) => Err(Error::new(
+            ErrorKind::InvalidArgument,
+            format!(
+                "a ServerlessLLM checkpoint cannot be read without its {}",
+                serverlessllm::INDEX_FILE
+            ),
+        )),
+    }
+}
+
 /// SafeTensors files that hold a checkpoint together, without an index.
-pub(super) fn safetensors_files(sources: Vec<Arc<dyn Source>>) -> Result<Contents> {
+fn safetensors_files(sources: Vec<Arc<dyn Source>>) -> Result<Contents> {
     let headers = in_parallel(sources.len(), |at| read_header(&*sources[at], at))?;
     union(sources, headers)
 }
 
 /// SafeTensors shards with the bytes of their index.
-pub(super) fn safetensors_shards(sources: Vec<Arc<dyn Source>>, index: &[u8]) -> Result<Contents> {
+fn safetensors_shards(sources: Vec<Arc<dyn Source>>, index: &[u8]) -> Result<Contents> {
     let shards = ShardIndex::parse(index)?;
     let mut used: Vec<Arc<dyn Source>> = Vec::with_capacity(shards.shards().len());
     for shard in shards.shards() {
@@ -73,7 +94,10 @@ pub(super) fn safetensors_shards(sources: Vec<Arc<dyn Source>>, index: &[u8]) ->
         let source = found.ok_or_else(|| {
             Error::new(
                 ErrorKind::MissingShard,
-                format!("the index names the shard {shard:?}, which is not among the sources"),
+                format!(
+                    "the index names the shard {}, which is not among the sources",
+                    text::quoted(shard)
+                ),
             )
         })?;
         used.push(Arc::clone(source));
@@ -83,7 +107,7 @@ pub(super) fn safetensors_shards(sources: Vec<Arc<dyn Source>>, index: &[u8]) ->
 }
 
 /// ServerlessLLM partitions, in order, with the bytes of their index.
-pub(super) fn serverlessllm(sources: Vec<Arc<dyn Source>>, index: &[u8]) -> Result<Contents> {
+fn serverlessllm(sources: Vec<Arc<dyn Source>>, index: &[u8]) -> Result<Contents> {
     let ids = 0..sources.len() as u64;
     place(PartitionIndex::parse(index)?, ids.collect(), sources)
 }
@@ -167,7 +191,7 @@ fn union(sources: Vec<Arc<dyn Source>>, mut headers: Vec<Header>) -> Result<Cont
                 ErrorKind::DuplicateName,
                 format!(
                     "duplicate tensor name: it is in {} too, and no index says which one counts",
-                    file(first).display()
+                    text::path(file(first))
                 ),
             )
             .at(file(second))
@@ -199,8 +223,8 @@ fn apply(
                     tensors.push(tensor);
                 }
                 None => tracing::debug!(
-                    tensor = &*tensor.name,
-                    shard = %sources[shard].path().display(),
+                    tensor = %text::name(&tensor.name),
+                    shard = %text::path(sources[shard].path()),
                     "hidden: the index does not place it here"
                 ),
             }
@@ -252,12 +276,12 @@ fn missing_shard(error: Error, index: &Path) -> Error {
     let message = match std::fs::read_link(&path) {
         Ok(target) => format!(
             "this shard of {} is a symbolic link to {}, which does not exist",
-            index.display(),
-            target.display()
+            text::path(index),
+            text::path(&target)
         ),
         Err(_) => format!(
             "this shard is named by {} but is not there",
-            index.display()
+            text::path(index)
         ),
     };
     Error::new(ErrorKind::MissingShard, message)

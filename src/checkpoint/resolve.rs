@@ -11,6 +11,7 @@ use super::Layout;
 use super::candidates::{Candidate, INDEX, WEIGHTS, What, candidates};
 use crate::error::{Error, ErrorKind, Result};
 use crate::formats::serverlessllm::INDEX_FILE;
+use crate::text;
 
 /// What to open.
 #[derive(Debug)]
@@ -177,7 +178,7 @@ impl<'p> Listing<'p> {
     /// The one candidate, or the error that lists them all.
     fn only(&self, candidates: &[&Candidate]) -> Result<Resolved> {
         let [candidate] = candidates else {
-            let names: Vec<&str> = candidates.iter().map(|c| &*c.name).collect();
+            let names: Vec<_> = candidates.iter().map(|c| text::name(&c.name)).collect();
             let shown = names[..names.len().min(8)].join(", ");
             let more = match names.len() {
                 0..=8 => String::new(),
@@ -223,16 +224,18 @@ impl<'p> Listing<'p> {
         let names = |list: &[OsString], wanted: &dyn Fn(&str) -> bool| {
             let all: Vec<String> = list
                 .iter()
-                .map(|name| name.to_string_lossy().into_owned())
+                .map(|name| name.to_string_lossy())
                 .filter(|name| wanted(name))
+                .map(|name| text::name(&name).into_owned())
                 .collect();
             (all.len(), all[..all.len().min(5)].join(", "))
         };
-        let missing = match layout {
-            None => format!("there is no .safetensors file and no {INDEX_FILE} in this folder"),
-            Some(Layout::SafeTensors) => "there is no .safetensors file in this folder".to_owned(),
-            Some(Layout::ServerlessLlm) => format!("there is no {INDEX_FILE} in this folder"),
-        };
+        let wanted: Vec<String> = Layout::ALL
+            .into_iter()
+            .filter(|&other| layout.is_none_or(|layout| layout == other))
+            .map(|layout| format!("no {}", layout.looks_for()))
+            .collect();
+        let missing = format!("there is {} in this folder", wanted.join(" and "));
         const OTHER: [&str; 9] = [
             ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx", ".npz",
         ];

@@ -10,7 +10,8 @@
 //! in pieces of the caller's choice. The plan is a pure function of its input and the bytes of a
 //! file are a pure function of the plan and of the tensors: the same input gives the same files.
 
-mod atomic;
+mod folder;
+mod rename;
 mod safetensors_writer;
 mod serverlessllm_writer;
 mod writer;
@@ -21,7 +22,7 @@ use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
 use crate::tensor::Shape;
 
-pub use atomic::AtomicFile;
+pub use folder::{Abandoned, OutputFolder, PendingFile};
 pub use safetensors_writer::{SafetensorsOptions, Sharding, plan as plan_safetensors};
 pub use serverlessllm_writer::{
     RECOMMENDED_PARTITION_BYTES, ServerlessLlmOptions, plan as plan_serverlessllm,

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use serde::Serialize;
 
-use crate::converters::atomic::{TemporaryName, folder_of, sync_folder};
+use crate::converters::folder::{OutputFolder, TemporaryName, exists_already};
 use crate::converters::{OutputPlan, OutputTensor, Placement};
 use crate::error::{Error, ErrorKind, Result};
 
@@ -38,21 +38,21 @@ pub struct WriteReport {
 }
 
 /// A checkpoint that is being written. Nothing shows under its final name before
-/// [`finish`](Self::finish); dropping the writer removes everything.
+/// [`finish`](Self::finish); dropping the writer removes everything that it made.
 ///
 /// A process that is killed leaves temporary files behind, whose names say what they are
-/// (`.NAME.tmp-PID-N`).
+/// (`.NAME.tmp-PID-N`), and which the next writer into the folder removes.
 #[derive(Debug)]
 pub struct CheckpointWriter {
-    folder: PathBuf,
+    folder: OutputFolder,
+    /// Whether nobody else holds the folder, so that it is released with the last file.
+    alone: bool,
     plan: OutputPlan,
     overwrite: bool,
     names: Vec<TemporaryName>,
     files: Vec<FileState>,
     tensors: Vec<TensorState>,
     open: Mutex<VecDeque<(u32, Arc<File>)>>,
-    // After `names`: fields are dropped in order, and the folder must be empty by then.
-    made: MadeFolder,
 }
 
 #[derive(Debug)]
@@ -69,23 +69,38 @@ struct TensorState {
 }
 
 impl CheckpointWriter {
-    /// Makes `folder` where it does not exist, and all files under temporary names in it.
+    /// Makes `folder` where it does not exist, locks it, and makes all files under temporary names
+    /// in it.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] when a file of the plan exists and may not be replaced,
-    /// [`ErrorKind::Io`] when the folder's file system has too little free space (nothing is
-    /// written then) or a file cannot be made.
+    /// Those of [`OutputFolder::claim`] and of [`create_in`](Self::create_in).
     pub fn create(
         folder: impl Into<PathBuf>,
         plan: OutputPlan,
         options: WriteOptions,
     ) -> Result<Self> {
-        let folder = folder.into();
-        let made = MadeFolder::make(&folder)?;
+        let mut writer = Self::create_in(&OutputFolder::claim(folder)?, plan, options)?;
+        writer.alone = true;
+        Ok(writer)
+    }
+
+    /// Makes all files under temporary names in a folder that the caller holds, and releases when
+    /// the checkpoint and all that belongs to it is written.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`] when a file of the plan exists and may not be replaced,
+    /// [`ErrorKind::Io`] when the folder's file system has too little free space (nothing is
+    /// written then) or a file cannot be made.
+    pub fn create_in(
+        folder: &OutputFolder,
+        plan: OutputPlan,
+        options: WriteOptions,
+    ) -> Result<Self> {
+        let folder = folder.clone();
         if !options.overwrite {
-            refuse_existing(&folder, &plan)?;
+            refuse_existing(folder.path(), &plan)?;
         }
-        check_free_space(&folder, plan.total_file_bytes())?;
+        folder.require_space(plan.total_file_bytes())?;
         let files = plan.files.iter().map(|_| FileState {
             missing: AtomicU64::new(0),
             synced: AtomicBool::new(false),
@@ -101,15 +116,14 @@ impl CheckpointWriter {
             open: Mutex::default(),
             overwrite: options.overwrite,
             folder,
+            alone: false,
             plan,
-            made,
         };
         for place in &writer.plan.placements {
             *writer.files[place.file as usize].missing.get_mut() += place.len;
         }
         for output in &writer.plan.files {
-            let target = writer.folder.join(&output.name);
-            let (name, file) = TemporaryName::create(target)?;
+            let (name, file) = TemporaryName::create(&writer.folder, output.name.as_ref())?;
             let made = file
                 .set_len(output.len)
                 .and_then(|()| write_all_at(&file, 0, &output.head));
@@ -138,12 +152,12 @@ impl CheckpointWriter {
                     self.plan.tensors.len()
                 ),
             )
-            .at(&self.folder));
+            .at(self.folder.path()));
         };
         if state.taken.swap(true, Ordering::AcqRel) {
             return Err(
                 Error::new(ErrorKind::InvalidArgument, "it was to be written twice")
-                    .at(&self.folder)
+                    .at(self.folder.path())
                     .tensor(&*tensor.name),
             );
         }
@@ -189,12 +203,12 @@ impl CheckpointWriter {
         if self.overwrite {
             self.remove_old_index()?;
         } else {
-            refuse_existing(&self.folder, &self.plan)?;
+            refuse_existing(self.folder.path(), &self.plan)?;
         }
         // The index is complete, too, before the first file gets its name.
         let index = match &self.plan.index {
             Some(index) => {
-                let (name, file) = TemporaryName::create(self.folder.join(&index.name))?;
+                let (name, file) = TemporaryName::create(&self.folder, index.name.as_ref())?;
                 write_all_at(&file, 0, &index.bytes)
                     .map_err(|error| Error::io("write", name.target(), error))?;
                 name.sync(&file)?;
@@ -204,20 +218,25 @@ impl CheckpointWriter {
         };
         let mut files = Vec::with_capacity(self.names.len() + 1);
         for name in self.names.drain(..) {
-            self.made.kept = true;
             files.push(name.target().to_owned());
-            name.rename()?;
+            name.rename(self.overwrite)?;
         }
-        sync_folder(&self.folder)?;
+        self.folder.sync()?;
         if let Some(name) = index {
             files.push(name.target().to_owned());
-            name.rename()?;
-            sync_folder(&self.folder)?;
+            name.rename(self.overwrite)?;
+            self.folder.sync()?;
         }
         for name in &self.plan.superseded {
-            remove_if_there(&self.folder.join(name))?;
+            // Without leave to overwrite there was none, and one that came since is not ours.
+            if self.overwrite {
+                remove_if_there(&self.folder.path().join(name))?;
+            }
         }
-        self.made.sync()?;
+        self.folder.sync_itself()?;
+        if self.alone {
+            self.folder.release(|_| Ok(()))?;
+        }
         Ok(WriteReport {
             files,
             file_bytes: self.plan.total_file_bytes(),
@@ -233,7 +252,7 @@ impl CheckpointWriter {
             );
             // A tensor without bytes needs nobody to write it.
             if written != len {
-                return Err(incomplete(&self.folder, tensor, written, len));
+                return Err(incomplete(self.folder.path(), tensor, written, len));
             }
         }
         Ok(())
@@ -243,8 +262,8 @@ impl CheckpointWriter {
         let Some(index) = &self.plan.index else {
             return Ok(());
         };
-        if remove_if_there(&self.folder.join(&index.name))? {
-            sync_folder(&self.folder)?;
+        if remove_if_there(&self.folder.path().join(&index.name))? {
+            self.folder.sync()?;
         }
         Ok(())
     }
@@ -318,7 +337,7 @@ impl TensorSink<'_> {
                     self.place().len
                 ),
             )
-            .at(&self.writer.folder)
+            .at(self.writer.folder.path())
             .tensor(&*self.tensor().name));
         }
         if bytes.is_empty() {
@@ -344,7 +363,7 @@ impl TensorSink<'_> {
     pub fn finish(mut self) -> Result<()> {
         let place = self.place();
         if self.remaining() > 0 {
-            let folder = &self.writer.folder;
+            let folder = self.writer.folder.path();
             return Err(incomplete(folder, self.tensor(), self.written, place.len));
         }
         self.file = None;
@@ -359,47 +378,6 @@ impl TensorSink<'_> {
 
     fn place(&self) -> Placement {
         self.writer.plan.placements[self.index]
-    }
-}
-
-/// The folder of a checkpoint: removed again when it was made for nothing.
-#[derive(Debug)]
-struct MadeFolder {
-    path: PathBuf,
-    /// Whether it did not exist before.
-    made: bool,
-    kept: bool,
-}
-
-impl MadeFolder {
-    fn make(folder: &Path) -> Result<Self> {
-        let made = !folder.is_dir();
-        if made {
-            std::fs::create_dir_all(folder)
-                .map_err(|error| Error::io("make the folder", folder, error))?;
-        }
-        Ok(Self {
-            path: folder.to_owned(),
-            made,
-            kept: false,
-        })
-    }
-
-    /// Makes the folder itself durable, where it is new.
-    fn sync(&self) -> Result<()> {
-        if self.made {
-            sync_folder(&folder_of(&self.path))?;
-        }
-        Ok(())
-    }
-}
-
-impl Drop for MadeFolder {
-    fn drop(&mut self) {
-        if self.made && !self.kept {
-            // Fails, as it should, when anything is in the folder.
-            let _ = std::fs::remove_dir(&self.path);
-        }
     }
 }
 
@@ -418,11 +396,7 @@ fn refuse_existing(folder: &Path, plan: &OutputPlan) -> Result<()> {
     for name in index.chain(&plan.superseded).chain(names) {
         let path = folder.join(name);
         if path.symlink_metadata().is_ok() {
-            return Err(
-                Error::new(ErrorKind::InvalidArgument, "this file exists already")
-                    .at(path)
-                    .help("choose another folder, or allow overwriting"),
-            );
+            return Err(exists_already(&path));
         }
     }
     Ok(())
@@ -435,28 +409,6 @@ fn remove_if_there(path: &Path) -> Result<bool> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
         Err(error) => Err(Error::io("remove", path, error)),
     }
-}
-
-/// Better to say it now than after an hour of writing. File systems that do not know their size
-/// report none, and are taken at their word when they run full.
-fn check_free_space(folder: &Path, needed: u64) -> Result<()> {
-    #[cfg(unix)]
-    if let Ok(stat) = rustix::fs::statvfs(folder)
-        && stat.f_blocks > 0
-    {
-        let free = stat.f_bavail.saturating_mul(stat.f_frsize);
-        if free < needed {
-            return Err(Error::new(
-                ErrorKind::Io,
-                format!("{needed} bytes are to be written, and {free} are free here"),
-            )
-            .at(folder)
-            .help("free some space, or choose a folder on another disk"));
-        }
-    }
-    #[cfg(not(unix))]
-    let _ = (folder, needed);
-    Ok(())
 }
 
 #[cfg(unix)]

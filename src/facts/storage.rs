@@ -49,7 +49,7 @@ mod linux {
             Ok(file) => file,
             Err(error) => {
                 // The load meets the same error and reports it.
-                tracing::debug!(path = %source.path().display(), %error, "nothing probed");
+                tracing::debug!(path = %crate::text::path(source.path()), %error, "nothing probed");
                 return unknown;
             }
         };

@@ -154,6 +154,7 @@ mod linux {
             (Some(libc::EPERM | libc::EACCES), _) => UnavailableReason::PermissionDenied { sysctl },
             // Kernels before 5.12 count rings as locked memory.
             (Some(libc::ENOMEM), Some(limit_bytes)) => UnavailableReason::Memlock { limit_bytes },
+            (Some(libc::EMFILE | libc::ENFILE), _) => UnavailableReason::OutOfDescriptors,
             (Some(libc::EINVAL), _) => UnavailableReason::MissingFeature {
                 feature: format!("what we need of {call} (EINVAL)"),
             },
@@ -211,11 +212,12 @@ mod linux {
                 assert_eq!(reason, expected, "{error}");
             }
             // Without a limit on locked memory, out of memory is out of memory.
-            for errno in [libc::ENOMEM, libc::EMFILE] {
-                let error = io::Error::from_raw_os_error(errno);
-                let text = reason("io_uring_setup", &error, None, None).to_string();
-                assert!(text.contains(&error.to_string()), "{text}");
-            }
+            let error = io::Error::from_raw_os_error(libc::ENOMEM);
+            let text = reason("io_uring_setup", &error, None, None).to_string();
+            assert!(text.contains(&error.to_string()), "{text}");
+            let error = io::Error::from_raw_os_error(libc::EMFILE);
+            let reason = reason("io_uring_setup", &error, None, Some(9));
+            assert!(reason.remedy().contains("ulimit -n"), "{reason}");
         }
 
         #[test]

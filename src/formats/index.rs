@@ -140,7 +140,10 @@ fn safe_relative(value: &str) -> Result<Box<str>> {
     };
     Err(Error::new(
         ErrorKind::UnsafePath,
-        format!("the index names the shard {value:?}, which is refused: {why}"),
+        format!(
+            "the index names the shard {}, which is refused: {why}",
+            crate::text::quoted(value)
+        ),
     )
     .help("shards must lie in the folder of the index or below it"))
 }

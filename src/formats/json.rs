@@ -10,6 +10,7 @@ use serde::de::{self, DeserializeSeed, Deserializer, SeqAccess, Visitor};
 
 use crate::error::{Error, ErrorKind};
 use crate::tensor::Shape;
+use crate::text;
 
 /// Ends the parse; the reason is in the failure slot.
 pub(super) fn stop<E: de::Error>() -> E {
@@ -23,7 +24,10 @@ pub(super) fn note<E: fmt::Display>(
     message: &str,
     error: E,
 ) -> E {
-    failure.get_or_insert_with(|| Error::new(kind, message).because(error.to_string()));
+    failure.get_or_insert_with(|| {
+        // It may quote a value of any length.
+        Error::new(kind, message).because(text::message(&error.to_string()).into_owned())
+    });
     error
 }
 
@@ -52,7 +56,12 @@ pub(super) fn refusal(
             format!("{what} is not valid JSON (line {line}, column {column})")
         }
     };
-    let refused = Error::new(kind, message).because(error);
+    // The place is in the message already.
+    let text = error.to_string();
+    let cause = text
+        .rsplit_once(" at line ")
+        .map_or(&*text, |(cause, _)| cause);
+    let refused = Error::new(kind, message).because(text::message(cause).into_owned());
     match failure.as_ref().and_then(Error::tensor_name) {
         Some(tensor) => refused.tensor(tensor),
         None => refused,
@@ -125,9 +134,73 @@ impl<'de> Visitor<'de> for Dims {
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Shape, A::Error> {
         let mut dims = Shape::new();
-        while let Some(dim) = list.next_element()? {
+        while let Some(dim) = list.next_element_seed(Whole)? {
             dims.push(dim);
         }
         Ok(dims)
+    }
+}
+
+/// A whole number of 64 bits.
+pub(super) struct Whole;
+
+impl<'de> DeserializeSeed<'de> for Whole {
+    type Value = u64;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<u64, D::Error> {
+        deserializer.deserialize_u64(self)
+    }
+}
+
+impl Visitor<'_> for Whole {
+    type Value = u64;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a whole number")
+    }
+
+    fn visit_u64<E: de::Error>(self, number: u64) -> Result<u64, E> {
+        Ok(number)
+    }
+
+    // JSON has no integers: those that 64 bits cannot hold come as this, and lose their digits.
+    fn visit_f64<E: de::Error>(self, number: f64) -> Result<u64, E> {
+        // 2^64, exactly.
+        if number >= 18_446_744_073_709_551_616.0 {
+            return Err(E::custom("a number in it is not below 2^64"));
+        }
+        Err(E::invalid_type(de::Unexpected::Float(number), &self))
+    }
+}
+
+/// A list of exactly two whole numbers.
+pub(super) struct Pair;
+
+impl<'de> DeserializeSeed<'de> for Pair {
+    type Value = (u64, u64);
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(u64, u64), D::Error> {
+        deserializer.deserialize_seq(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Pair {
+    type Value = (u64, u64);
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a list of two whole numbers")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<(u64, u64), A::Error> {
+        let mut pair = [0; 2];
+        for (have, number) in pair.iter_mut().enumerate() {
+            *number = list
+                .next_element_seed(Whole)?
+                .ok_or_else(|| de::Error::invalid_length(have, &self))?;
+        }
+        if list.next_element::<de::IgnoredAny>()?.is_some() {
+            return Err(de::Error::custom("it has more than two elements"));
+        }
+        Ok(pair.into())
     }
 }

@@ -5,6 +5,9 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+use super::serverlessllm::INDEX_FILE;
+use crate::text;
+
 /// How a checkpoint is laid out in files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -16,13 +19,22 @@ pub enum Layout {
 }
 
 impl Layout {
-    const ALL: [Layout; 2] = [Layout::SafeTensors, Layout::ServerlessLlm];
+    /// Every layout.
+    pub const ALL: [Layout; 2] = [Layout::SafeTensors, Layout::ServerlessLlm];
 
     /// The spelling used everywhere.
     pub fn name(self) -> &'static str {
         match self {
             Layout::SafeTensors => "safetensors",
             Layout::ServerlessLlm => "serverlessllm",
+        }
+    }
+
+    /// The file without which a folder holds no checkpoint of this layout, after "no".
+    pub(crate) fn looks_for(self) -> String {
+        match self {
+            Layout::SafeTensors => ".safetensors file".to_owned(),
+            Layout::ServerlessLlm => INDEX_FILE.to_owned(),
         }
     }
 }
@@ -41,8 +53,9 @@ impl fmt::Display for UnknownLayout {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "unknown layout {:?}; use safetensors or serverlessllm",
-            self.0
+            "unknown layout {}; use {}",
+            text::quoted(&self.0),
+            Layout::ALL.map(Layout::name).join(" or ")
         )
     }
 }

@@ -12,10 +12,11 @@ use serde::de::{self, DeserializeSeed, Deserializer, IgnoredAny, MapAccess, Visi
 use smallvec::smallvec;
 
 use super::Names;
-use super::json::{Dims, Inspect, Text, note, refusal, stop};
+use super::json::{Dims, Inspect, Pair, Text, note, refusal, stop};
 use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
 use crate::tensor::{Extent, Shape, TensorMeta};
+use crate::text;
 
 /// Bytes of the length prefix before the JSON.
 pub const PREFIX_BYTES: u64 = 8;
@@ -204,8 +205,8 @@ fn check_size(tensor: &TensorMeta, stored: u64) -> Result<()> {
             "{dtype} of shape {shape:?} takes {needed} bytes, but its data_offsets cover {stored}"
         ),
         None => format!(
-            "{dtype} of shape {shape:?} does not take a whole number of bytes below 2^64; its \
-             data_offsets cover {stored}"
+            "{dtype} of shape {shape:?} {}; its data_offsets cover {stored} bytes",
+            dtype.why_no_size(shape)
         ),
     };
     Err(Error::new(ErrorKind::ShapeMismatch, message).tensor(&*tensor.name))
@@ -215,7 +216,10 @@ fn gap_or_overlap(tensors: &[TensorMeta], at: usize, covered: u64) -> Error {
     let extent = tensors[at].extents[0];
     let (begin, end) = (extent.offset, extent.end());
     let before = match at.checked_sub(1) {
-        Some(at) => format!("tensor {:?} ends at {covered}", tensors[at].name),
+        Some(at) => {
+            let name = text::quoted(&tensors[at].name);
+            format!("tensor {name} ends at {covered}")
+        }
         None => "the data begins at 0".to_owned(),
     };
     let message = if begin < covered {
@@ -344,13 +348,19 @@ impl<'de> Visitor<'de> for MetadataVisitor<'_> {
         let mut metadata = BTreeMap::new();
         while let Some(key) = map.next_key::<String>()? {
             let value = map.next_value_seed(Text).map_err(|error| {
-                let message = format!("the value of {key:?} in __metadata__ must be a string");
+                let message = format!(
+                    "the value of {} in __metadata__ must be a string",
+                    text::quoted(&key)
+                );
                 note(self.failure, ErrorKind::BadHeader, &message, error)
             })?;
             if metadata.contains_key(&key) {
                 *self.failure = Some(Error::new(
                     ErrorKind::DuplicateName,
-                    format!("__metadata__ has the key {key:?} more than once"),
+                    format!(
+                        "__metadata__ has the key {} more than once",
+                        text::quoted(&key)
+                    ),
                 ));
                 return Err(stop());
             }
@@ -436,7 +446,7 @@ impl<'de> Visitor<'de> for EntryVisitor<'_> {
                     match value {
                         Ok(value) => self.set("dtype", &mut dtype, value)?,
                         Err(name) => {
-                            let message = format!("unknown dtype {name:?}");
+                            let message = format!("unknown dtype {}", text::quoted(&name));
                             return self.refuse(ErrorKind::UnknownDtype, message);
                         }
                     }
@@ -448,7 +458,7 @@ impl<'de> Visitor<'de> for EntryVisitor<'_> {
                     self.set("shape", &mut shape, value)?;
                 }
                 Field::DataOffsets => {
-                    let value: (u64, u64) = map.next_value().map_err(|error| {
+                    let value = map.next_value_seed(Pair).map_err(|error| {
                         let message = "its data_offsets must be two whole numbers, [begin, end]";
                         self.malformed(message, error)
                     })?;
@@ -502,6 +512,40 @@ mod tests {
         assert_eq!(kind(&prefix(u64::MAX), 10), Err(ErrorKind::HeaderTooLarge));
         let error = header_len(&prefix(u64::MAX), 10).unwrap_err().to_string();
         assert!(error.contains("18446744073709551615") && error.contains("100000000"));
+    }
+
+    #[test]
+    fn refusals_say_what_is_wrong_once() {
+        let entry = |shape: &str, offsets: &str| {
+            format!(r#"{{"w":{{"dtype":"F32","shape":{shape},"data_offsets":{offsets}}}}}"#)
+        };
+        let text = |json: &str| {
+            let error = parse_header(json.as_bytes(), json.len() as u64 + 12, 0).unwrap_err();
+            format!("{error:?}")
+        };
+        for (shape, offsets, expected) in [
+            ("[1]", "[0,4,8]", "two whole numbers"),
+            ("[1]", "[0,4,8]", "more than two elements"),
+            ("[1]", "[0]", "invalid length 1"),
+            ("[18446744073709551616]", "[0,4]", "not below 2^64"),
+            (
+                "[1.5]",
+                "[0,4]",
+                "floating point `1.5`, expected a whole number",
+            ),
+            ("[-1]", "[0,4]", "integer `-1`"),
+            ("[9223372036854775808,4]", "[0,4]", "overflows 64 bits"),
+        ] {
+            let text = text(&entry(shape, offsets));
+            assert!(text.contains(expected), "{text}");
+            assert!(!text.contains("not valid JSON"), "{text}");
+            assert!(text.starts_with("tensor \"w\": "), "{text}");
+        }
+        let broken = text("{\"w\":}");
+        assert_eq!(broken.matches("line").count(), 1, "{broken}");
+        assert_eq!(broken.matches("column").count(), 1, "{broken}");
+        let packed = r#"{"w":{"dtype":"F4","shape":[3],"data_offsets":[0,4]}}"#;
+        assert!(text(packed).contains("does not take a whole number of bytes"));
     }
 
     #[test]

@@ -78,7 +78,10 @@ fn recognise(start: &[u8], len: u64) -> Option<(String, &'static str)> {
         )
     } else if let Some(target) = flattened_link(start, len) {
         (
-            format!("this is the text {target:?} of {len} bytes, what is left of a symbolic link"),
+            format!(
+                "this is the text {} of {len} bytes, what is left of a symbolic link",
+                crate::text::quoted(target)
+            ),
             "copy the folder again with links kept (cp -a) or followed (cp -L)",
         )
     } else if looks_like_json(text) {

@@ -173,7 +173,7 @@ pub fn check_invariants(plan: &ReadPlan) {
 
     let explanation = plan.explain();
     let figures = explanation.figures;
-    assert!(figures.read_bytes >= figures.needed_bytes);
+    assert!(figures.span_bytes >= figures.needed_bytes);
     assert_eq!(figures.tensors as usize, plan.tensors.len());
     assert_eq!(figures.files as usize, explanation.files.len());
     assert!(figures.ranges as usize >= plan.spans.len());
@@ -268,7 +268,7 @@ pub fn check_figures(plan: &ReadPlan) {
     let explanation = plan.explain();
     let figures = explanation.figures;
     assert_eq!(figures.needed_bytes, marks.iter().map(needed).sum::<u64>());
-    assert_eq!((figures.ranges, figures.read_bytes), (ranges, read_bytes));
+    assert_eq!((figures.ranges, figures.span_bytes), (ranges, read_bytes));
     for file in &explanation.files {
         let index = plan
             .sources

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use serde::Serialize;
 
 use super::{Piece, ReadPlan, SpanKind, lossy};
+use crate::text::{self, ByteSize, counted};
 
 /// Rows that are looked at one by one to count distinct bytes, at most; see
 /// [`PlanFigures::needed_bytes`].
@@ -25,8 +26,9 @@ pub struct PlanFigures {
     /// Distinct bytes of the files that tensors need; what tied tensors share counts once. Where
     /// different row-by-row slices overlap in more than 4,194,304 rows it is an upper bound.
     pub needed_bytes: u64,
-    /// Bytes that the spans read: needed ones, bridged gaps, and rows that two spans both read.
-    pub read_bytes: u64,
+    /// Bytes that the spans cover: needed ones, bridged gaps, and rows that two spans both have. What
+    /// will be read is the schedule's to say: it may leave gaps out, and rounds direct reads up.
+    pub span_bytes: u64,
     /// Bytes of all results.
     pub result_bytes: u64,
     /// Bytes of the largest result.
@@ -38,9 +40,7 @@ pub struct PlanFigures {
 pub struct PlanExplanation {
     /// The numbers of all files together.
     pub figures: PlanFigures,
-    /// Bytes read for each needed byte; 1 where nothing is needed.
-    pub over_read: f64,
-    /// Gaps up to so many bytes are read along.
+    /// Gaps up to so many bytes lie inside of spans.
     pub gap_limit: u64,
     /// The files that are read from, in the order of the checkpoint.
     pub files: Vec<FileReads>,
@@ -58,8 +58,8 @@ pub struct FileReads {
     pub ranges: u64,
     /// Distinct bytes needed, as in [`PlanFigures::needed_bytes`].
     pub needed_bytes: u64,
-    /// Bytes read, as in [`PlanFigures::read_bytes`].
-    pub read_bytes: u64,
+    /// Bytes covered, as in [`PlanFigures::span_bytes`].
+    pub span_bytes: u64,
 }
 
 impl ReadPlan {
@@ -78,7 +78,7 @@ impl ReadPlan {
                 len: source.len,
                 ranges: 0,
                 needed_bytes: 0,
-                read_bytes: 0,
+                span_bytes: 0,
             })
             .collect();
         for span in &self.spans {
@@ -93,7 +93,7 @@ impl ReadPlan {
                     }),
             };
             file.ranges = file.ranges.saturating_add(ranges);
-            file.read_bytes = file.read_bytes.saturating_add(bytes);
+            file.span_bytes = file.span_bytes.saturating_add(bytes);
         }
         count_needed(&self.pieces, &mut all);
 
@@ -105,16 +105,11 @@ impl ReadPlan {
             files: files.len() as u64,
             ranges: sum(|file| file.ranges),
             needed_bytes: sum(|file| file.needed_bytes),
-            read_bytes: sum(|file| file.read_bytes),
+            span_bytes: sum(|file| file.span_bytes),
             result_bytes: results().sum(),
             largest_tensor_bytes: results().max().unwrap_or(0),
         };
         PlanExplanation {
-            over_read: if figures.needed_bytes == 0 {
-                1.0
-            } else {
-                figures.read_bytes as f64 / figures.needed_bytes as f64
-            },
             figures,
             gap_limit: self.gap_limit,
             files,
@@ -130,17 +125,16 @@ impl fmt::Display for PlanExplanation {
             "{} in {} of {}, the largest of {}",
             counted(figures.tensors, "tensor"),
             counted(figures.files, "file"),
-            Size(figures.result_bytes),
-            Size(figures.largest_tensor_bytes)
+            ByteSize(figures.result_bytes),
+            ByteSize(figures.largest_tensor_bytes)
         )?;
         writeln!(
             f,
-            "{} of {} for {} needed: {:.3} bytes read per byte needed (gaps up to {} are read along)",
+            "before requests are cut: {} over {} for {} needed (gaps up to {} may be read along)",
             counted(figures.ranges, "range"),
-            Size(figures.read_bytes),
-            Size(figures.needed_bytes),
-            self.over_read,
-            Size(self.gap_limit)
+            ByteSize(figures.span_bytes),
+            ByteSize(figures.needed_bytes),
+            ByteSize(self.gap_limit)
         )?;
         if self.files.is_empty() {
             return Ok(());
@@ -148,46 +142,20 @@ impl fmt::Display for PlanExplanation {
         writeln!(
             f,
             "{:>10}  {:>12}  {:>12}  {:>12}  file",
-            "ranges", "read", "needed", "of"
+            "ranges", "over", "needed", "of"
         )?;
         for file in &self.files {
             writeln!(
                 f,
                 "{:>10}  {:>12}  {:>12}  {:>12}  {}",
                 file.ranges,
-                Size(file.read_bytes).to_string(),
-                Size(file.needed_bytes).to_string(),
-                Size(file.len).to_string(),
-                file.path.display()
+                ByteSize(file.span_bytes),
+                ByteSize(file.needed_bytes),
+                ByteSize(file.len),
+                text::path(&file.path)
             )?;
         }
         Ok(())
-    }
-}
-
-fn counted(count: u64, what: &str) -> String {
-    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
-}
-
-/// Bytes in the unit that leaves one to four digits before the point.
-struct Size(u64);
-
-impl fmt::Display for Size {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut size = self.0 as f64;
-        let mut unit = "B";
-        for larger in ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"] {
-            if size < 1024.0 {
-                break;
-            }
-            size /= 1024.0;
-            unit = larger;
-        }
-        if unit == "B" {
-            write!(f, "{} B", self.0)
-        } else {
-            write!(f, "{size:.2} {unit}")
-        }
     }
 }
 
@@ -216,7 +184,7 @@ fn count_needed(pieces: &[Piece], files: &mut [FileReads]) {
     }
     // Only an upper bound can be more than what is read.
     for file in files {
-        file.needed_bytes = file.needed_bytes.min(file.read_bytes);
+        file.needed_bytes = file.needed_bytes.min(file.span_bytes);
     }
 }
 

@@ -144,8 +144,10 @@ fn checked_strides(meta: &TensorMeta, sources: &[PlanSource]) -> Result<SmallVec
         return Err(fail(
             ErrorKind::Overflow,
             format!(
-                "a {} tensor of shape {:?} has no size in whole bytes below 2^64",
-                meta.dtype, meta.shape
+                "{} of shape {:?} {}",
+                meta.dtype,
+                meta.shape,
+                meta.dtype.why_no_size(&meta.shape)
             ),
         ));
     };

@@ -10,6 +10,7 @@ use super::slice::Slice;
 use crate::error::{Error, ErrorKind, Result};
 use crate::near::no_such_tensor;
 use crate::tensor::TensorMeta;
+use crate::text;
 
 /// Which tensors of a checkpoint to read, and which parts of them. The default is all of it.
 ///
@@ -302,7 +303,7 @@ fn nothing_matches(pattern: &Pattern, tensors: &[TensorMeta]) -> Error {
         return error.help("a tensor has exactly this name: select it by name");
     }
     match tensors.first() {
-        Some(meta) => error.help(format!("names look like {:?}", meta.name)),
+        Some(meta) => error.help(format!("names look like {}", text::quoted(&meta.name))),
         None => error,
     }
 }

@@ -6,6 +6,7 @@
 
 mod shapes;
 
+use std::io::Write as _;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,8 +14,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use serde::Serialize;
 
 use crate::converters::{
-    AtomicFile, CheckpointWriter, OutputTensor, SafetensorsOptions, ServerlessLlmOptions, Sharding,
-    TensorSink, WriteOptions, plan_safetensors, plan_serverlessllm,
+    CheckpointWriter, OutputFolder, OutputTensor, SafetensorsOptions, ServerlessLlmOptions,
+    Sharding, TensorSink, WriteOptions, plan_safetensors, plan_serverlessllm,
 };
 use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
@@ -68,6 +69,19 @@ impl SampleSpec {
     }
 
     fn model(&self) -> Result<shapes::Model> {
+        self.check()?;
+        Ok(match self.tensors {
+            None => shapes::dense(self.elements(), self.dtype),
+            Some(count) => shapes::experts(self.elements(), count, self.dtype),
+        })
+    }
+
+    fn elements(&self) -> u64 {
+        self.total_bytes / u64::from(self.dtype.bits() / 8)
+    }
+
+    /// Whether there can be such a sample, without making a list of its tensors.
+    fn check(&self) -> Result<()> {
         if self.dtype.bits() < 8 || self.dtype == Dtype::Bool {
             return Err(invalid(format!(
                 "samples are made of whole-byte numbers, and {} is none",
@@ -80,14 +94,13 @@ impl SampleSpec {
                 self.total_bytes
             )));
         }
-        let elements = self.total_bytes / u64::from(self.dtype.bits() / 8);
+        let elements = self.elements();
         match self.tensors {
-            None => Ok(shapes::dense(elements, self.dtype)),
             Some(count) if u64::from(count) > elements || count == 0 => Err(invalid(format!(
                 "{elements} elements of {} cannot be spread over {count} tensors",
                 self.dtype
             ))),
-            Some(count) => Ok(shapes::experts(elements, count, self.dtype)),
+            _ => Ok(()),
         }
     }
 }
@@ -114,12 +127,25 @@ pub struct SampleReport {
 ///
 /// # Errors
 /// Those of [`SampleSpec::list`]; [`ErrorKind::InvalidArgument`] when the folder holds anything
-/// (names that begin with a dot do not count); [`ErrorKind::Io`], also when the disk is too small,
+/// (names that begin with a dot do not count) or another process writes into it; [`ErrorKind::Io`], also when the disk is too small,
 /// which is found out before anything is written.
 pub fn write_sample(folder: impl AsRef<Path>, spec: &SampleSpec) -> Result<SampleReport> {
-    let folder = folder.as_ref();
+    spec.check()?;
+    let folder = OutputFolder::claim_empty(folder.as_ref())?;
+    let report = write_sample_in(&folder, spec)?;
+    folder.release(|_| Ok(report))
+}
+
+/// As [`write_sample`], into a folder that the caller holds, found empty, and releases.
+///
+/// # Errors
+/// Those of [`SampleSpec::list`]; [`ErrorKind::InvalidArgument`] when a file of the sample is there
+/// already; [`ErrorKind::Io`].
+pub fn write_sample_in(folder: &OutputFolder, spec: &SampleSpec) -> Result<SampleReport> {
+    spec.check()?;
+    // Before anything is made whose size depends on the sample's: it has 98 % of them at least.
+    folder.require_space(spec.total_bytes - spec.total_bytes / 50)?;
     let shapes::Model { tensors, config } = spec.model()?;
-    refuse_occupied(folder)?;
     let count = tensors.len() as u64;
     let plan = match spec.layout {
         Layout::SafeTensors => {
@@ -136,13 +162,16 @@ pub fn write_sample(folder: impl AsRef<Path>, spec: &SampleSpec) -> Result<Sampl
             plan_serverlessllm(tensors, &options)?
         }
     };
-    let writer = CheckpointWriter::create(folder, plan, WriteOptions::default())?;
+    let writer = CheckpointWriter::create_in(folder, plan, WriteOptions::default())?;
     fill(&writer)?;
-    AtomicFile::replace(folder.join("config.json"), config.as_bytes())?;
+    let mut file = folder.file("config.json")?;
+    file.write_all(config.as_bytes())
+        .map_err(|error| Error::io("write", file.target(), error))?;
+    file.commit()?;
     let report = writer.finish()?;
     Ok(SampleReport {
         layout: spec.layout,
-        folder: folder.to_owned(),
+        folder: folder.path().to_owned(),
         tensors: count,
         tensor_bytes: report.tensor_bytes,
         files: report.files,
@@ -232,25 +261,6 @@ fn fill_tensor(sink: &mut TensorSink<'_>, chunk: &mut [u8]) -> Result<()> {
         let count = sink.remaining().min(chunk.len() as u64) as usize;
         fill_sample(&name, offset, &mut chunk[..count]);
         sink.write(&chunk[..count])?;
-    }
-    Ok(())
-}
-
-fn refuse_occupied(folder: &Path) -> Result<()> {
-    let entries = match std::fs::read_dir(folder) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
-        other => other.map_err(|error| Error::io("list", folder, error))?,
-    };
-    for entry in entries {
-        let entry = entry.map_err(|error| Error::io("list", folder, error))?;
-        if !entry.file_name().as_encoded_bytes().starts_with(b".") {
-            return Err(invalid(format!(
-                "the folder is not empty: it holds {}",
-                entry.file_name().display()
-            ))
-            .at(folder)
-            .help("choose another folder, or remove this one first"));
-        }
     }
     Ok(())
 }
@@ -374,6 +384,23 @@ mod tests {
                 assert_eq!(bytes, sample_bytes(&tensor.name, 0..found.nbytes()));
             }
         }
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_sample_that_no_disk_holds_is_refused_before_anything_is_listed() {
+        let scratch = tempfile::tempdir().unwrap();
+        let spec = SampleSpec {
+            total_bytes: 1 << 60,
+            dtype: Dtype::U8,
+            // A list of these would take more memory than this test should have.
+            tensors: Some(u32::MAX),
+            ..SampleSpec::default()
+        };
+        let error = write_sample(scratch.path().join("m"), &spec).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Io);
+        assert!(error.to_string().contains("are free here"), "{error}");
+        assert!(!scratch.path().join("m").exists());
     }
 
     #[test]

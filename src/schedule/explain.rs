@@ -7,9 +7,10 @@ use serde::Serialize;
 use crate::policy::Decision;
 use crate::schedule::{LandingSpec, Origin, Schedule};
 use crate::storage::Access;
+use crate::text::{ByteSize, counted};
 
 /// What a schedule will do.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ScheduleExplanation {
     /// Who reads, and why.
     pub decision: Decision,
@@ -19,6 +20,8 @@ pub struct ScheduleExplanation {
     pub needed_bytes: u64,
     /// Bytes that will be read: gaps, and the rounding of direct reads, included.
     pub read_bytes: u64,
+    /// Bytes read for each needed byte; 1 where nothing is needed.
+    pub over_read: f64,
     /// Of these, around the page cache.
     pub direct_bytes: u64,
     /// Of these, mapped instead of read.
@@ -42,6 +45,7 @@ pub(super) fn explain(schedule: &Schedule, needed_bytes: u64) -> ScheduleExplana
         requests: schedule.requests.len() as u64,
         needed_bytes,
         read_bytes: 0,
+        over_read: 1.0,
         direct_bytes: 0,
         mapped_bytes: 0,
         staged_bytes: 0,
@@ -67,12 +71,14 @@ pub(super) fn explain(schedule: &Schedule, needed_bytes: u64) -> ScheduleExplana
             out.staged_bytes += copies.iter().map(|copy| copy.run * copy.count).sum::<u64>();
         }
     }
+    if needed_bytes > 0 {
+        out.over_read = out.read_bytes as f64 / needed_bytes as f64;
+    }
     out
 }
 
 impl fmt::Display for ScheduleExplanation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
         let decision = &self.decision;
         writeln!(f, "backend    {} ({})", decision.backend, decision.reason)?;
         write!(f, "workers    {}", decision.workers)?;
@@ -82,29 +88,30 @@ impl fmt::Display for ScheduleExplanation {
         writeln!(f)?;
         writeln!(
             f,
-            "requests   {} of at most {:.1} MiB buffered, {:.1} MiB direct",
+            "requests   {} of at most {} buffered, {} direct",
             self.requests,
-            mib(decision.buffered_chunk),
-            mib(decision.direct_chunk),
+            ByteSize(decision.buffered_chunk),
+            ByteSize(decision.direct_chunk),
         )?;
         writeln!(
             f,
-            "bytes      {} needed, {} read ({} direct, {} mapped, {} staged)",
-            self.needed_bytes,
-            self.read_bytes,
-            self.direct_bytes,
-            self.mapped_bytes,
-            self.staged_bytes,
+            "bytes      {} needed, {} read, {:.3} for each needed one ({} direct, {} mapped, {} staged)",
+            ByteSize(self.needed_bytes),
+            ByteSize(self.read_bytes),
+            self.over_read,
+            ByteSize(self.direct_bytes),
+            ByteSize(self.mapped_bytes),
+            ByteSize(self.staged_bytes),
         )?;
         write!(
             f,
-            "memory     {:.1} MiB in {} regions, {:.1} MiB staging",
-            mib(self.region_bytes),
-            self.regions,
-            mib(self.staging_bytes),
+            "memory     {} in {}, {} staging",
+            ByteSize(self.region_bytes),
+            counted(self.regions, "region"),
+            ByteSize(self.staging_bytes),
         )?;
         if let Some(budget) = self.budget_bytes {
-            write!(f, ", budget {:.1} MiB", mib(budget))?;
+            write!(f, ", budget {}", ByteSize(budget))?;
         }
         Ok(())
     }

@@ -338,7 +338,7 @@ impl Job {
                 Counters::add(&self.counters.direct_refusals, 1);
                 if !self.refused[request.source as usize].swap(true, Ordering::Relaxed) {
                     let path = self.source(flight.request).path();
-                    tracing::info!(path = %path.display(), "direct reads refused; reading through the page cache");
+                    tracing::info!(path = %crate::text::path(path), "direct reads refused; reading through the page cache");
                 }
                 true
             }

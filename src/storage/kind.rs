@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// Who moves the bytes. One spelling table, shared by programs, Python and the environment.
+/// Who moves the bytes. One spelling table, shared by programs, language bindings and the environment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum BackendKind {
@@ -65,8 +65,8 @@ impl fmt::Display for UnknownBackend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "unknown backend {:?}; use one of default, sync, async, io-uring, mmap",
-            self.0
+            "unknown backend {}; use one of default, sync, async, io-uring, mmap",
+            crate::text::quoted(&self.0)
         )
     }
 }
@@ -110,6 +110,8 @@ pub enum UnavailableReason {
         /// `RLIMIT_MEMLOCK` in bytes.
         limit_bytes: u64,
     },
+    /// The process has all the files open that it may have: a ring is one more.
+    OutOfDescriptors,
     /// This build left the backend out.
     NotCompiled,
 }
@@ -133,6 +135,7 @@ impl fmt::Display for UnavailableReason {
                     "the locked-memory limit of {limit_bytes} bytes does not allow a ring"
                 )
             }
+            Self::OutOfDescriptors => f.write_str("too many files are open for a ring"),
             Self::NotCompiled => f.write_str("left out of this build"),
         }
     }
@@ -152,6 +155,9 @@ impl UnavailableReason {
             }
             Self::Memlock { .. } => {
                 "raise it with ulimit -l, or use the default backend, which does without"
+            }
+            Self::OutOfDescriptors => {
+                "raise the limit with ulimit -n, or use the default backend, which does without"
             }
             Self::NotCompiled => "build with the feature io-uring, or use the default backend",
         }

@@ -136,7 +136,7 @@ fn open_error(path: &Path, error: io::Error) -> Error {
             ErrorKind::NotFound,
             format!(
                 "this is a symbolic link to {}, which does not exist",
-                target.display()
+                crate::text::path(&target)
             ),
         )
         .at(path)

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 
-use tensora::{Dtype, TensorMeta};
+use tensora::{Dtype, TensorMeta, text};
 
-use crate::output::{counted, plain, shape};
+use crate::output::{counted, shape};
 use crate::size;
 
 /// Parts of a name that make levels of their own. The rest stays together: names are not trusted.
@@ -75,7 +75,7 @@ impl<'a> Tree<'a> {
         let mut rest = &branches[..];
         while let Some(&(part, branch)) = rest.first() {
             let run = if fold { run_length(rest) } else { 1 };
-            let mut label = plain(part.text()).into_owned();
+            let mut label = text::name(part.text()).into_owned();
             // Branches without a choice are one line: `self_attn.q_proj.weight`.
             let mut shown = branch;
             if run > 1 {
@@ -86,7 +86,7 @@ impl<'a> Tree<'a> {
                     && shown.branches.len() == 1
                     && matches!(next, Part::Word(_))
                 {
-                    label = format!("{label}.{}", plain(next.text()));
+                    label = format!("{label}.{}", text::name(next.text()));
                     shown = only;
                 }
             }

@@ -3,6 +3,8 @@
 #![allow(dead_code, missing_docs)]
 
 use std::path::{Path, PathBuf};
+use std::process::Child;
+use std::time::{Duration, Instant};
 
 use assert_cmd::Command;
 use assert_cmd::cargo::cargo_bin;
@@ -10,6 +12,9 @@ use serde_json::Value;
 
 /// A commit, as the Hub names snapshots.
 pub const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
+
+/// When something has hung, not a measure of speed.
+pub const WATCHDOG: Duration = Duration::from_secs(60);
 
 pub struct Sandbox {
     folder: tempfile::TempDir,
@@ -108,4 +113,31 @@ pub fn names(folder: &Path) -> Vec<String> {
         .collect();
     names.sort();
     names
+}
+
+/// Sends a signal by its name.
+#[cfg(unix)]
+pub fn send(signal: &str, child: &Child) {
+    let kill = format!("kill -{signal} {}", child.id());
+    assert!(
+        std::process::Command::new("sh")
+            .args(["-c", &kill])
+            .status()
+            .unwrap()
+            .success()
+    );
+}
+
+/// The exit code; a program that hangs is killed and has none.
+pub fn wait(child: &mut Child) -> Option<i32> {
+    let start = Instant::now();
+    while start.elapsed() < WATCHDOG {
+        if let Some(status) = child.try_wait().unwrap() {
+            return status.code();
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    None
 }

@@ -8,8 +8,9 @@ use super::view::{check_view, pairs_to_elements};
 use super::{Dialect, Entry};
 use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
-use crate::formats::json::{Dims, Inspect, Text, note, stop};
+use crate::formats::json::{Dims, Inspect, Text, Whole, note, stop};
 use crate::tensor::Shape;
+use crate::text;
 
 /// Collects the entries; what is wrong with one is in `failure`.
 pub(super) struct IndexVisitor {
@@ -135,10 +136,9 @@ impl<'de> Visitor<'de> for EntryVisitor<'_> {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(mut self, mut list: A) -> Result<Fields, A::Error> {
-        use std::marker::PhantomData;
         let list = &mut list;
-        let offset = self.next(list, PhantomData, "the offset, a whole number")?;
-        let size = self.next(list, PhantomData, "the size, a whole number")?;
+        let offset = self.next(list, Whole, "the offset, a whole number")?;
+        let size = self.next(list, Whole, "the size, a whole number")?;
         let shape = self.next(list, Dims, "the shape, a list of whole numbers")?;
         let stride = self.next(list, Dims, "the stride, a list of whole numbers")?;
         let look = |name: &str| match Dtype::from_torch(name) {
@@ -148,12 +148,12 @@ impl<'de> Visitor<'de> for EntryVisitor<'_> {
         let dtype = match self.next(list, Inspect(look), "the dtype, a string")? {
             Ok(dtype) => dtype,
             Err(name) => {
-                let message = format!("unknown dtype {name:?}");
+                let message = format!("unknown dtype {}", text::quoted(&name));
                 *self.failure = Some(Error::new(ErrorKind::UnknownDtype, message));
                 return Err(stop());
             }
         };
-        let partition = list.next_element().map_err(|error| {
+        let partition = list.next_element_seed(Whole).map_err(|error| {
             let message = "its entry is malformed at the partition, a whole number";
             note(self.failure, ErrorKind::BadEntry, message, error)
         })?;

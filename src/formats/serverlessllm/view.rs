@@ -27,7 +27,7 @@ pub(super) fn check_view(
     let Some(logical) = dtype.nbytes(shape) else {
         return refuse(
             ErrorKind::ShapeMismatch,
-            format!("{dtype} of shape {shape:?} does not take a whole number of bytes below 2^64"),
+            format!("{dtype} of shape {shape:?} {}", dtype.why_no_size(shape)),
         );
     };
     if is_contiguous(shape, strides) {

@@ -16,6 +16,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use crate::error::{Error, ErrorKind};
 use crate::storage::backends::Backend;
 use crate::storage::job::Job;
+use crate::storage::local::is_out_of_descriptors;
 
 use self::driver::{Ring, drive};
 use self::emulated::EmulatedRing;
@@ -73,12 +74,17 @@ impl Crew {
             .unwrap_or_else(PoisonError::into_inner);
         if let (0, Some(error)) = (self.made.into_inner(), refusal) {
             let depth = job.schedule().decision().queue_depth;
+            let help = if is_out_of_descriptors(&error) {
+                "raise ulimit -n, close files, or use the default backend"
+            } else {
+                "raise ulimit -l, use a smaller queue depth, or the default backend"
+            };
             job.sink().fail(
                 Error::new(
                     ErrorKind::Io,
                     format!("cannot make an io_uring of depth {depth}"),
                 )
-                .help("raise ulimit -l, use a smaller queue depth, or the default backend")
+                .help(help)
                 .because(error),
             );
         }
