@@ -13,7 +13,7 @@
 //! follows: a [`Selection`] with [`Slice`]s, a [`BackendKind`], a budget. [`Loader::plan`] and
 //! [`Loader::schedule`] show what would be read, and how, without reading it; [`Loader::load`],
 //! [`Loader::load_async`], [`Loader::stream`] and [`Loader::load_into`] read it, and
-//! [`Checkpoint::lazy`] maps tensors one by one.
+//! [`Checkpoint::lazy`] maps tensors one by one. [`Loader::trace`] records where the time goes.
 //!
 //! Every error has a [kind](Error::kind), and a message with the file, the tensor, the numbers and
 //! what to do. After an error there are no tensors: never a partial model, never zeros.
@@ -52,6 +52,7 @@ pub mod plan;
 pub mod sample;
 pub mod storage;
 pub mod text;
+pub mod trace;
 
 pub use checkpoint::{Checkpoint, OpenOptions};
 pub use dtype::Dtype;
@@ -66,3 +67,4 @@ pub use schedule::{Schedule, ScheduleExplanation};
 pub use settings::{AccessMode, Order, Settings};
 pub use storage::BackendKind;
 pub use tensor::{Extent, Shape, Tensor, TensorMeta, contiguous_strides};
+pub use trace::Trace;

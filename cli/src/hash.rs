@@ -13,6 +13,7 @@ use crate::model::Named;
 use crate::output;
 use crate::progress::Progress;
 use crate::size;
+use crate::trace_file::TraceTo;
 
 /// Load a checkpoint and print a SHA-256 digest for each tensor, sorted by name.
 #[derive(Debug, Args)]
@@ -29,6 +30,8 @@ pub struct Hash {
     /// One JSON object per line: name, dtype, shape, nbytes, sha256
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    trace: TraceTo,
 }
 
 /// One line of the JSON output.
@@ -40,13 +43,17 @@ struct Line<'a> {
 }
 
 pub fn run(args: &Hash, out: &mut dyn Write) -> Result<()> {
+    let trace = args.trace.open()?;
     let (_, checkpoint) = args.named.open()?;
     let progress = Progress::bytes("hashing", checkpoint.total_bytes());
-    let loader = checkpoint
+    let mut loader = checkpoint
         .loader()
         .settings(args.tuning.settings(args.backend.kind)?)
         .budget(args.budget)
         .digests(tensora::Digests::Sha256);
+    if let Some(file) = &trace {
+        loader = loader.trace(file.trace());
+    }
     let mut digests = Digests::new();
     for tensor in loader.stream()? {
         let tensor = tensor?;
@@ -54,6 +61,7 @@ pub fn run(args: &Hash, out: &mut dyn Write) -> Result<()> {
         progress.add(tensor.nbytes() as u64);
     }
     drop(progress);
+    trace.map_or(Ok(()), |file| file.finish())?;
     for (name, entry) in &digests {
         if args.json {
             serde_json::to_writer(&mut *out, &Line { name, entry })?;

@@ -20,6 +20,7 @@ mod reference;
 mod samples;
 mod size;
 mod spread;
+mod trace_file;
 
 mod calibrate;
 mod capabilities;

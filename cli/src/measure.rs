@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use tensora::facts::process;
-use tensora::{BackendKind, Error, ErrorKind, ReadPlan, Result, Settings, Tensors};
+use tensora::trace::TraceSummary;
+use tensora::{BackendKind, Error, ErrorKind, ReadPlan, Result, Settings, Tensors, Trace};
 
 use crate::model::Subject;
 use crate::size;
@@ -64,6 +65,9 @@ pub struct Figures {
     pub resident_before_bytes: u64,
     /// Bytes that came from the disk.
     pub disk_read_bytes: Option<u64>,
+    /// Where the time went, of a load that was traced.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub trace: Option<Box<TraceSummary>>,
 }
 
 /// A checkpoint, its plan, and what measuring needs of them.
@@ -135,12 +139,21 @@ impl Bench {
 
     /// Loads once. The tensors are given back, so that they can be compared; plain reads have none.
     pub fn run(&self, reader: &Reader) -> Result<(Figures, Option<Tensors>)> {
+        self.run_traced(reader, None)
+    }
+
+    /// As [`run`](Self::run), recording a load of the library in `trace`.
+    pub fn run_traced(
+        &self,
+        reader: &Reader,
+        trace: Option<&Trace>,
+    ) -> Result<(Figures, Option<Tensors>)> {
         let resident_before_bytes = self.resident_bytes();
         process::reset_peak_rss();
         let before = process::usage();
         let (figures, tensors) = match reader {
             Reader::Library(settings) => {
-                let (figures, tensors) = self.load(settings)?;
+                let (figures, tensors) = self.load(settings, trace)?;
                 (figures, Some(tensors))
             }
             Reader::Native => (self.read(false)?, None),
@@ -157,16 +170,21 @@ impl Bench {
             resident_before_bytes,
             disk_read_bytes: used.read_bytes,
             files: self.files().len() as u64,
+            trace: trace.map(|trace| Box::new(trace.summary())),
             ..figures
         };
         Ok((figures, tensors))
     }
 
-    fn load(&self, settings: &Settings) -> Result<(Figures, Tensors)> {
+    fn load(&self, settings: &Settings, trace: Option<&Trace>) -> Result<(Figures, Tensors)> {
         let start = Instant::now();
         let checkpoint = self.subject.open()?;
         let open = start.elapsed();
-        let tensors = checkpoint.loader().settings(settings.clone()).load()?;
+        let mut loader = checkpoint.loader().settings(settings.clone());
+        if let Some(trace) = trace {
+            loader = loader.trace(trace);
+        }
+        let tensors = loader.load()?;
         if tensors.report().decision.backend == BackendKind::Mmap {
             touch(&tensors);
         }
@@ -289,6 +307,7 @@ impl Figures {
             peak_rss_bytes: None,
             resident_before_bytes: 0,
             disk_read_bytes: None,
+            trace: None,
         }
     }
 }

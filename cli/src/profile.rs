@@ -17,6 +17,7 @@ use crate::failure::Usage;
 use crate::measure::{Bench, Figures, Reader};
 use crate::model::Choice;
 use crate::spread::Spread;
+use crate::trace_file::{TraceFile, TraceTo};
 use crate::{model, output, size};
 
 /// Measure loads, or show what this machine can do.
@@ -59,6 +60,8 @@ struct Loads {
     json: bool,
     #[command(flatten)]
     tuning: Tuning,
+    #[command(flatten)]
+    trace: TraceTo,
 }
 
 /// Who reads: a backend, or a plain read to compare with.
@@ -121,6 +124,7 @@ pub fn run(args: &Profile, out: &mut dyn Write) -> Result<()> {
 
 fn measure(args: &Loads, layout: Layout, out: &mut dyn Write) -> Result<()> {
     let reader = args.reader()?;
+    let trace = args.trace.open()?;
     let bench = Bench::new(args.choice.subject(layout)?)?;
     let path =
         std::path::absolute(&bench.subject().path).unwrap_or_else(|_| bench.subject().path.clone());
@@ -143,7 +147,10 @@ fn measure(args: &Loads, layout: Layout, out: &mut dyn Write) -> Result<()> {
                 .context("--drop-caches needs root; --cold evicts the plan's own files without")?;
         }
         let left_after_evict_bytes = args.cold.then(|| bench.evict()).transpose()?;
-        let (figures, tensors) = bench.run(&reader)?;
+        // Once everything is in its stride.
+        let last = iteration == args.iterations;
+        let trace = trace.as_ref().filter(|_| last).map(TraceFile::trace);
+        let (figures, tensors) = bench.run_traced(&reader, trace)?;
         drop(tensors);
         let figures = Figures { map_ms, ..figures };
         let record = Record {
@@ -162,6 +169,7 @@ fn measure(args: &Loads, layout: Layout, out: &mut dyn Write) -> Result<()> {
         }
         all.push(figures);
     }
+    trace.map_or(Ok(()), TraceFile::finish)?;
     if !args.json {
         print_summary(out, args, &all)?;
     }
@@ -179,6 +187,9 @@ impl Loads {
         };
         match self.tuning.given() {
             Some(option) => Err(Usage(format!("{} reads take no {option}", self.case)).into()),
+            None if self.trace.is_given() => {
+                Err(Usage(format!("{} reads take no --trace", self.case)).into())
+            }
             None => Ok(plain),
         }
     }
@@ -272,6 +283,10 @@ fn print_summary(out: &mut dyn Write, args: &Loads, all: &[Figures]) -> Result<(
     )?;
     if let Some(profile) = &last.profile {
         writeln!(out, "profile         {profile}")?;
+    }
+    if let Some(trace) = &last.trace {
+        // Of the last iteration only.
+        writeln!(out, "where time went {trace}")?;
     }
     if !args.cold && !args.drop_caches {
         let warm = "files may come from the page cache; --cold evicts them before each load";

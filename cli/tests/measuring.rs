@@ -233,6 +233,73 @@ fn the_demo_loads_its_sample_in_both_layouts() {
     assert!(found.contains("serverlessllm  mmap"), "{found}");
 }
 
+/// The file's events of one name.
+fn events(path: &std::path::Path, name: &str) -> usize {
+    let json: serde_json::Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+    let events = json["traceEvents"].as_array().unwrap().iter();
+    events.filter(|event| event["name"] == name).count()
+}
+
+#[test]
+fn traces_are_written_when_all_went_well() {
+    let sandbox = Sandbox::new();
+    let path = sandbox.sample("a", "safetensors");
+    let path = path.to_str().unwrap();
+    let profile = |trace: &str, more: &[&'static str]| -> Vec<String> {
+        let args = [
+            "safetensors",
+            "sync",
+            "--path",
+            path,
+            "--trace",
+            trace,
+            "-i",
+            "3",
+        ];
+        args.iter().chain(more).map(|&arg| arg.to_owned()).collect()
+    };
+    let text = sandbox.run("profile", &profile("out.json", &[]));
+    assert!(
+        text.contains("where time went") && text.contains("disk wait"),
+        "{text}"
+    );
+    // The last of three loads.
+    assert_eq!(events(&sandbox.path("out.json"), "prepare"), 1);
+    let lines = sandbox.json_lines("profile", &profile("out.json", &["--json"]));
+    assert!(lines[1]["trace"].is_null() && lines[2]["trace"]["total"]["reads"].is_number());
+    let tensors = lines[2]["tensors"].as_u64().unwrap() as usize;
+    assert_eq!(events(&sandbox.path("out.json"), "deliver"), tensors);
+
+    let plain = sandbox.run("tensora", &["hash", path]);
+    assert_eq!(
+        sandbox.run("tensora", &["hash", path, "--trace", "hash.json"]),
+        plain
+    );
+    assert_eq!(events(&sandbox.path("hash.json"), "deliver"), tensors);
+
+    let before = names(&sandbox.path(""));
+    let error = sandbox.fail(1, "profile", &profile("no/such/folder.json", &[]));
+    assert!(error.contains("no/such"), "{error}");
+    let error = sandbox.fail(1, "profile", &profile("a", &[]));
+    assert!(error.contains("name a file in it"), "{error}");
+    let args = ["safetensors", "native", "--path", path, "--trace", "x.json"];
+    assert!(sandbox.fail(2, "profile", &args).contains("--trace"));
+    sandbox.fail(1, "tensora", &["hash", "nowhere", "--trace", "x.json"]);
+    assert_eq!(
+        names(&sandbox.path("")),
+        before,
+        "nothing is left of what failed"
+    );
+    #[cfg(target_os = "linux")]
+    {
+        use std::os::unix::fs::FileTypeExt;
+        let text = sandbox.run("tensora", &["hash", path, "--trace", "/dev/null"]);
+        assert_eq!(text, plain);
+        let null = std::fs::metadata("/dev/null").unwrap();
+        assert!(null.file_type().is_char_device(), "devices are written to");
+    }
+}
+
 #[test]
 fn capabilities_in_three_formats() {
     let sandbox = Sandbox::new();

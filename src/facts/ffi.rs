@@ -105,9 +105,23 @@ pub(super) fn mincore(
 /// Never on the systems that we know.
 #[cfg(unix)]
 pub(super) fn rusage() -> io::Result<libc::rusage> {
+    rusage_of(libc::RUSAGE_SELF)
+}
+
+/// What the calling thread has used so far: `getrusage(RUSAGE_THREAD)`.
+///
+/// # Errors
+/// Never on the systems that we know.
+#[cfg(target_os = "linux")]
+pub(super) fn thread_rusage() -> io::Result<libc::rusage> {
+    rusage_of(libc::RUSAGE_THREAD)
+}
+
+#[cfg(unix)]
+fn rusage_of(who: libc::c_int) -> io::Result<libc::rusage> {
     let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
     // SAFETY: the pointer is to a live local of the right type, which the call fills.
-    let result = unsafe { libc::getrusage(libc::RUSAGE_SELF, usage.as_mut_ptr()) };
+    let result = unsafe { libc::getrusage(who, usage.as_mut_ptr()) };
     if result != 0 {
         return Err(io::Error::last_os_error());
     }

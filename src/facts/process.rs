@@ -3,6 +3,7 @@
 //! Loads never call any of this. Figures that the system does not tell are `None`.
 
 use std::path::Path;
+use std::time::Duration;
 
 use serde::Serialize;
 
@@ -52,6 +53,55 @@ pub fn usage() -> ProcessUsage {
         peak_rss_bytes: status_bytes("VmHWM:"),
         read_bytes: read_bytes(),
         ..times_and_faults()
+    }
+}
+
+/// What one thread has used since it started.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ThreadUsage {
+    /// Processor time, in user space and in the kernel.
+    pub cpu: Option<Duration>,
+    /// Page faults that needed no read, those of the kernel on the thread's behalf included.
+    pub minor_faults: Option<u64>,
+    /// Page faults that waited for a read.
+    pub major_faults: Option<u64>,
+    /// How often the thread went to sleep by itself, as for a disk; being sent off its core by
+    /// another thread is not counted.
+    pub voluntary_switches: Option<u64>,
+}
+
+/// What the calling thread has used so far: the time by its own clock, to the nanosecond, where
+/// there is one; faults and switches on Linux only.
+pub fn thread_usage() -> ThreadUsage {
+    #[cfg(not(unix))]
+    let cpu = None;
+    #[cfg(unix)]
+    let cpu = {
+        let clock = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+        Duration::try_from(clock).ok()
+    };
+    #[cfg(not(target_os = "linux"))]
+    let (minor_faults, major_faults, voluntary_switches) = (None, None, None);
+    #[cfg(target_os = "linux")]
+    let (minor_faults, major_faults, voluntary_switches) = {
+        let usage = super::ffi::thread_rusage();
+        let count = |of: fn(&libc::rusage) -> libc::c_long| {
+            usage
+                .as_ref()
+                .ok()
+                .and_then(|usage| u64::try_from(of(usage)).ok())
+        };
+        (
+            count(|usage| usage.ru_minflt),
+            count(|usage| usage.ru_majflt),
+            count(|usage| usage.ru_nvcsw),
+        )
+    };
+    ThreadUsage {
+        cpu,
+        minor_faults,
+        major_faults,
+        voluntary_switches,
     }
 }
 
@@ -246,6 +296,23 @@ mod tests {
             ProcessUsage::default().since(&before),
             ProcessUsage::default()
         );
+    }
+
+    #[test]
+    fn a_thread_counts_its_own_faults_and_time_only() {
+        let before = thread_usage();
+        let touch = || {
+            let mut fresh = memmap2::MmapMut::map_anon(4 << 20).unwrap();
+            std::hint::black_box(fresh.as_mut()).fill(1);
+        };
+        std::thread::scope(|scope| scope.spawn(touch).join()).unwrap();
+        let between = thread_usage();
+        touch();
+        let after = thread_usage();
+        let faults = |from: ThreadUsage, to: ThreadUsage| {
+            to.minor_faults.unwrap() - from.minor_faults.unwrap()
+        };
+        assert!(faults(between, after) > faults(before, between) && after.cpu > between.cpu);
     }
 
     #[test]

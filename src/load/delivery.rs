@@ -46,6 +46,10 @@ struct State {
     first_at: Option<Duration>,
     taker: Option<Waker>,
     readers: Vec<Waker>,
+    /// Threads that wait for `ready` and for `room`: waking nobody is a system call, too, and
+    /// there would be two for each tensor.
+    blocked_takers: usize,
+    blocked_readers: usize,
 }
 
 impl Delivery {
@@ -65,6 +69,8 @@ impl Delivery {
                 first_at: None,
                 taker: None,
                 readers: Vec::new(),
+                blocked_takers: 0,
+                blocked_readers: 0,
             }),
             ready: Condvar::new(),
             room: Condvar::new(),
@@ -87,10 +93,12 @@ impl Delivery {
     pub(crate) fn wait_for_room(&self, bytes: u64) {
         let mut state = self.lock();
         while !state.has_room(bytes) && !state.has_ended() {
+            state.blocked_readers += 1;
             state = self
                 .room
                 .wait(state)
                 .unwrap_or_else(PoisonError::into_inner);
+            state.blocked_readers -= 1;
         }
     }
 
@@ -186,10 +194,12 @@ impl Delivery {
             if let Some(outcome) = self.next_of(&mut state) {
                 return outcome;
             }
+            state.blocked_takers += 1;
             state = self
                 .ready
                 .wait(state)
                 .unwrap_or_else(PoisonError::into_inner);
+            state.blocked_takers -= 1;
         }
     }
 
@@ -233,15 +243,20 @@ impl Delivery {
 
     fn notify_taker(&self, mut state: MutexGuard<'_, State>) {
         let waker = state.taker.take();
+        let blocked = state.blocked_takers > 0;
         drop(state);
-        self.ready.notify_all();
+        if blocked {
+            self.ready.notify_all();
+        }
         if let Some(waker) = waker {
             waker.wake();
         }
     }
 
     fn notify_readers(&self, state: &mut MutexGuard<'_, State>) {
-        self.room.notify_all();
+        if state.blocked_readers > 0 {
+            self.room.notify_all();
+        }
         state.readers.drain(..).for_each(Waker::wake);
     }
 }

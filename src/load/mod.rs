@@ -31,6 +31,7 @@ use crate::plan::{PlanOptions, PlanSource, ReadPlan, Selection, Span};
 use crate::schedule::Schedule;
 use crate::settings::{AccessMode, Order, Settings};
 use crate::storage::BackendKind;
+use crate::trace::Trace;
 
 impl Checkpoint {
     /// Loads all tensors with the `default` backend.
@@ -50,6 +51,7 @@ impl Checkpoint {
             settings: Settings::default(),
             digests: Digests::default(),
             cancel: CancelToken::default(),
+            trace: None,
         }
     }
 
@@ -68,6 +70,7 @@ pub struct Loader {
     settings: Settings,
     digests: Digests,
     cancel: CancelToken,
+    trace: Option<Trace>,
 }
 
 impl Loader {
@@ -147,6 +150,13 @@ impl Loader {
     #[must_use]
     pub fn cancel_with(mut self, token: CancelToken) -> Self {
         self.cancel = token;
+        self
+    }
+
+    /// Records the load, or each load, in `trace`: see [`crate::trace`].
+    #[must_use]
+    pub fn trace(mut self, trace: &Trace) -> Self {
+        self.trace = Some(trace.clone());
         self
     }
 

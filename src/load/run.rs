@@ -16,6 +16,7 @@ use crate::storage::Source;
 use crate::storage::backends::Backend;
 use crate::storage::job::{Job, Lent};
 use crate::tensor::Tensor;
+use crate::trace::{Recorder, Stamp, Tracing};
 
 /// A load with everything that it needs to run, and to be reported on.
 pub(super) struct Running {
@@ -34,6 +35,7 @@ impl Running {
         if loader.cancel.is_cancelled() {
             return Err(cancelled());
         }
+        let prepared = loader.trace.as_ref().map(|trace| (trace, Stamp::now()));
         let into_page = |lent: &Option<Lent>| lent.as_ref().map_or(0, Lent::bytes_into_page);
         let into_page: Option<Vec<u64>> = lent
             .as_ref()
@@ -56,6 +58,9 @@ impl Running {
         used.iter()
             .try_for_each(|source| source.check_unchanged())?;
 
+        let tracing = prepared.map_or_else(Tracing::default, |(trace, since)| {
+            Tracing::on(Recorder::begin(trace, &plan, schedule.decision(), since))
+        });
         let delivery = Arc::new(Delivery::new(schedule.budget, ranks(&plan, schedule.order)));
         let hashing = Arc::new(Hashing::new(loader.digests, plan.tensors.len(), &delivery));
         let sink = LoadSink::new(&plan, &schedule, &delivery, &hashing);
@@ -65,7 +70,8 @@ impl Running {
             sources.to_vec(),
             lent.unwrap_or_default(),
             Box::new(sink),
-        );
+        )
+        .traced(tracing);
         loader.cancel.watch(&delivery);
         Ok(Self {
             job: Arc::new(job),
@@ -155,6 +161,7 @@ impl Drop for FinishOnDrop<'_> {
                 .delivery
                 .fail(Error::new(ErrorKind::Io, "a reading thread panicked"));
         }
+        self.0.job.tracing.end();
         *self.0.ended.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
         self.0.delivery.finish();
     }

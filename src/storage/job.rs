@@ -18,6 +18,7 @@ use crate::storage::local::Replaced;
 use crate::storage::progress::{Progress, Step};
 use crate::storage::region::{Landing, Region, Tenancy};
 use crate::storage::{Access, PAGE, Source};
+use crate::trace::{Answer, Read, Stamp, Tracing, What};
 
 /// Where finished tensors go, and who says when to wait or to stop.
 pub(crate) trait Sink: Send + Sync {
@@ -54,6 +55,8 @@ pub(crate) struct Flight {
     pub(crate) request: u32,
     pub(crate) progress: Progress,
     landing: Landing,
+    /// When the read that is under way began, if that is traced.
+    since: Option<Stamp>,
     _flying: Flying,
 }
 
@@ -75,8 +78,11 @@ impl Drop for Flying {
 }
 
 impl Flight {
-    /// The bytes still to be read, and where they start in the source.
+    /// The bytes still to be read, and where they start in the source. Their read begins now.
     pub(crate) fn rest(&mut self, request: &Request) -> (u64, &mut [u8]) {
+        if let Some(since) = &mut self.since {
+            *since = Stamp::now();
+        }
         let filled = self.progress.filled;
         (
             request.offset + filled,
@@ -151,6 +157,7 @@ pub(crate) struct Job {
     /// Flights handed out and not yet handed back, in place and staged.
     flying: Arc<AtomicUsize>,
     pub(crate) counters: Counters,
+    pub(crate) tracing: Tracing,
 }
 
 #[derive(Debug, Default)]
@@ -180,11 +187,18 @@ impl Job {
             staging: Mutex::default(),
             flying: Arc::default(),
             counters: Counters::default(),
+            tracing: Tracing::default(),
             schedule,
             sources,
             lent,
             sink,
         }
+    }
+
+    /// The same job, recorded by `tracing`.
+    pub(crate) fn traced(mut self, tracing: Tracing) -> Self {
+        self.tracing = tracing;
+        self
     }
 
     pub(crate) fn schedule(&self) -> &Schedule {
@@ -240,7 +254,16 @@ impl Job {
             if !self.sink.try_admit(charge) {
                 return Claim::Full(charge);
             }
-            if let Err(error) = self.allocate(region) {
+            let memory = || match self.schedule.regions[region].origin {
+                Origin::Arena => "arena",
+                Origin::File { .. } => "mapping",
+                Origin::Lent { .. } => "lent",
+            };
+            let what = || What::Allocate {
+                bytes: self.schedule.regions[region].len,
+                memory: memory(),
+            };
+            if let Err(error) = self.tracing.span(what, || self.allocate(region)) {
                 self.sink.fail(error);
                 return Claim::End;
             }
@@ -248,6 +271,18 @@ impl Job {
         }
         cursor.next += 1;
         Claim::Read(cursor.next as u32 - 1)
+    }
+
+    /// Blocks until there may be room in the budget for `bytes`, or the load has ended.
+    pub(crate) fn wait_for_room(&self, bytes: u64) {
+        let wait = || self.sink.wait_for_room(bytes);
+        self.tracing.span(|| What::Room { bytes }, wait);
+    }
+
+    /// As [`wait_for_room`](Self::wait_for_room), for tasks.
+    pub(crate) async fn room(&self, bytes: u64) {
+        let room = std::future::poll_fn(|context| self.sink.poll_room(bytes, context));
+        self.tracing.room(bytes, room).await;
     }
 
     /// The destination of a claimed request.
@@ -276,6 +311,7 @@ impl Job {
             request: id,
             progress: Progress::new(access),
             landing,
+            since: self.tracing.stamp(),
             _flying: Flying::new(&self.flying),
         })
     }
@@ -284,6 +320,16 @@ impl Job {
     /// the sink.
     pub(crate) fn advance(&self, flight: &mut Flight, answer: io::Result<usize>) -> bool {
         let request = self.request(flight.request);
+        self.tracing.read(flight.since, || Read {
+            source: request.source,
+            offset: request.offset + flight.progress.filled,
+            len: request.len - flight.progress.filled,
+            access: flight.progress.access,
+            answer: match &answer {
+                Ok(count) => Answer::Bytes(*count as u64),
+                Err(error) => Answer::Error(error.to_string()),
+            },
+        });
         if let Ok(count) = answer {
             Counters::add(&self.counters.reads, 1);
             Counters::add(&self.counters.read_bytes, count as u64);
@@ -327,9 +373,15 @@ impl Job {
             }
             LandingSpec::Staged { copies } => {
                 let copies = &self.schedule.copies[copies.start as usize..copies.end as usize];
-                for copy in copies {
-                    scatter(copy, flight.landing.bytes(), region);
-                }
+                let what = || What::Copy {
+                    bytes: copies.iter().map(|copy| copy.run * copy.count).sum(),
+                    pieces: copies.iter().map(|copy| copy.count).sum(),
+                };
+                self.tracing.span(what, || {
+                    for copy in copies {
+                        scatter(copy, flight.landing.bytes(), region);
+                    }
+                });
                 let buffer = flight.landing.into_region();
                 self.staging
                     .lock()
@@ -457,8 +509,14 @@ impl Job {
         match at_rest {
             Some(buffer) => Ok(buffer),
             None => {
-                let len = self.schedule.staging_bytes;
-                Region::arena(len as usize, &[]).map_err(|error| no_memory(len).because(error))
+                let bytes = self.schedule.staging_bytes;
+                let memory = "staging";
+                self.tracing
+                    .span(
+                        || What::Allocate { bytes, memory },
+                        || Region::arena(bytes as usize, &[]),
+                    )
+                    .map_err(|error| no_memory(bytes).because(error))
             }
         }
     }
@@ -497,7 +555,8 @@ impl Job {
         // SAFETY: nothing is lacking, so all writing to the tensor's bytes has ended, and the
         // counter made it visible; a count reaches zero once.
         let tenancy = unsafe { self.region(place.region).move_in(place.slot, range) };
-        if let Err(error) = self.sink.deliver(tensor, tenancy) {
+        let deliver = || self.sink.deliver(tensor, tenancy);
+        if let Err(error) = self.tracing.span(|| What::Deliver { tensor }, deliver) {
             self.sink.fail(error);
         }
     }

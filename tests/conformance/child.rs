@@ -1,6 +1,7 @@
 //! Tests that change their process (limits, filters, memory peaks) run in one of their own: this
 //! binary again, told by a variable which role to play.
 
+use std::ffi::OsStr;
 use std::process::{Command, Output};
 
 const ROLE: &str = "TENSORA_CONFORMANCE_ROLE";
@@ -21,12 +22,20 @@ pub fn run(role: &str, argument: &str) -> String {
 }
 
 fn outcome(role: &str, argument: &str) -> Output {
-    Command::new(std::env::current_exe().unwrap())
+    under(&[], role, argument).output().unwrap()
+}
+
+/// The command that runs `role`, as an argument of the program `wrapper` if there is one.
+pub fn under(wrapper: &[&OsStr], role: &str, argument: &str) -> Command {
+    let this = std::env::current_exe().unwrap();
+    let mut words = wrapper.iter().copied().chain([this.as_os_str()]);
+    let mut command = Command::new(words.next().unwrap());
+    command
+        .args(words)
         .args(["--exact", "child::role", "--nocapture", "--test-threads=1"])
         .env(ROLE, role)
-        .env(ARGUMENT, argument)
-        .output()
-        .unwrap()
+        .env(ARGUMENT, argument);
+    command
 }
 
 /// The entry point of children. In the parent, which has no role, there is nothing to do.
@@ -45,6 +54,9 @@ fn role() {
         "stream-peak" => crate::memory::stream_peak(&argument),
         "memory-returns" => crate::memory::memory_returns(&argument),
         "denied" => crate::denied::denied(&argument),
+        "count-faults" => crate::counts::count_faults(&argument),
+        "count-disk" => crate::counts::count_disk(&argument),
+        "count-calls" => crate::counts::count_calls(&argument),
         "no-locked-memory" => crate::denied::no_locked_memory(),
         other => panic!("no role {other}"),
     }

@@ -6,6 +6,7 @@
 mod cancel;
 mod changes;
 mod child;
+mod counts;
 mod denied;
 mod deny_io_uring;
 mod faults;
@@ -15,3 +16,4 @@ mod random;
 mod settings;
 mod shapes;
 mod support;
+mod trace;

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use crate::storage::backends::Backend;
 use crate::storage::backends::positioned::{on_threads, read_claimed};
 use crate::storage::job::Job;
+use crate::trace::What;
 
 /// Stretch that is read at once where mappings cannot be populated, in bytes.
 const SCRATCH: usize = 1 << 20;
@@ -47,10 +48,16 @@ impl Backend for MmapBackend {
 }
 
 fn populate(job: &Job, id: u32) {
-    let outcome = match job.populate(id) {
+    let request = job.request(id);
+    let what = || What::Populate {
+        source: request.source,
+        offset: request.offset,
+        len: request.len,
+    };
+    let outcome = job.tracing.span(what, || match job.populate(id) {
         Err(error) if error.kind() == io::ErrorKind::Unsupported => read_through(job, id),
         other => other,
-    };
+    });
     match outcome {
         Ok(()) => job.land_mapped(id),
         // EFAULT: no page behind the address, which is how a file that has become shorter shows.

@@ -50,7 +50,7 @@ fn claim_until_end(job: &Job, work: &(impl Fn(&Job, u32) + Sync)) {
     loop {
         match job.claim() {
             Claim::Read(id) => work(job, id),
-            Claim::Full(bytes) => job.sink().wait_for_room(bytes),
+            Claim::Full(bytes) => job.wait_for_room(bytes),
             Claim::End => break,
         }
     }

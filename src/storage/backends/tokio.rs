@@ -1,6 +1,5 @@
 //! `async`: Tokio tasks on the engine's private runtime, requests grouped per file.
 
-use std::future::poll_fn;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use tokio::runtime::Handle;
@@ -60,7 +59,7 @@ async fn dispatch(job: &Arc<Job>, signal: &Arc<SignalOnDrop>) {
                 Claim::Read(id) => id,
                 Claim::Full(bytes) => {
                     drop(permit);
-                    poll_fn(|context| job.sink().poll_room(bytes, context)).await;
+                    job.room(bytes).await;
                     continue;
                 }
                 Claim::End => break,

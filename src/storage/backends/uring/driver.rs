@@ -6,6 +6,7 @@ use std::time::Duration;
 use crate::storage::job::{Claim, Flight, Job};
 use crate::storage::local::is_out_of_descriptors;
 use crate::storage::{Access, Source};
+use crate::trace::What;
 
 #[cfg(all(test, target_os = "linux"))]
 mod tests;
@@ -50,7 +51,7 @@ pub(crate) fn drive(job: &Job, ring: &mut dyn Ring, depth: usize) {
         let last_claim = fill(job, ring, &mut flights);
         if flights.count == 0 && flights.parked.is_empty() {
             match last_claim {
-                Claim::Full(bytes) => job.sink().wait_for_room(bytes),
+                Claim::Full(bytes) => job.wait_for_room(bytes),
                 Claim::Read(_) => {}
                 Claim::End => return,
             }
@@ -61,7 +62,7 @@ pub(crate) fn drive(job: &Job, ring: &mut dyn Ring, depth: usize) {
             ring.cancel(&mut flights.tokens());
         }
         if flights.count > 0
-            && let Err(error) = ring.wait()
+            && let Err(error) = job.tracing.span(|| What::Await, || ring.wait())
             && !is_retryable(&error)
         {
             job.fail_read(flights.any_request(), error);
@@ -150,7 +151,8 @@ fn submit(job: &Job, ring: &mut dyn Ring, flights: &mut Flights, slot: usize, mu
         let access = flight.progress.access;
         let token = flights.token(slot);
         let (offset, rest) = flight.rest(request);
-        match ring.push(token, &**source, access, offset, rest) {
+        let push = || ring.push(token, &**source, access, offset, rest);
+        match job.tracing.span(|| What::Submit, push) {
             Ok(()) => return flights.put(slot, flight),
             Err(error) if is_out_of_descriptors(&error) && flights.count > 0 => {
                 // Those in flight give theirs back.
