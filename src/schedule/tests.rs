@@ -430,6 +430,65 @@ fn threads_and_tasks_read_the_same() {
     }
 }
 
+/// The tensors of one file, one behind the other, by their sizes in bytes.
+fn in_a_row(sizes: &[u64]) -> ReadPlan {
+    let mut end = 0;
+    let tensors = sizes.iter().enumerate().map(|(index, &size)| {
+        let offset = end;
+        end += size;
+        TensorMeta {
+            name: format!("t{index}").into(),
+            dtype: Dtype::U8,
+            shape: [size].as_slice().into(),
+            strides: None,
+            extents: [Extent {
+                source: 0,
+                offset,
+                len: size,
+            }]
+            .as_slice()
+            .into(),
+        }
+    });
+    let tensors: Vec<_> = tensors.collect();
+    let source = PlanSource {
+        path: "model.safetensors".into(),
+        len: end,
+    };
+    let options = PlanOptions::default();
+    ReadPlan::from_parts(&tensors, vec![source], &Selection::all(), &options).unwrap()
+}
+
+#[test]
+fn a_small_tensor_comes_before_a_first_one_that_takes_long() {
+    const MIB: u64 = 1 << 20;
+    let facts = Facts::neutral(1);
+    for (sizes, first) in [
+        (&[100 * MIB, 4096, 100 * MIB][..], 1),
+        (&[100 * MIB, 90 * MIB, 200 * MIB, MIB], 3),
+        // Soon there anyway, or nothing smaller.
+        (&[MIB, 4096, 100 * MIB], 0),
+        (&[100 * MIB, 90 * MIB], 0),
+    ] {
+        let plan = in_a_row(sizes);
+        let first_of = |order| {
+            let settings = Settings {
+                order,
+                ..Settings::default()
+            };
+            let applied = Preset::default().into();
+            let schedule = lower(&plan, &facts, &settings, &applied, None).unwrap();
+            let read: u64 = schedule.requests.iter().map(|request| request.needed).sum();
+            assert_eq!(read, sizes.iter().sum::<u64>(), "{sizes:?}");
+            let starts = |place: &Place| place.region == 0 && place.offset < PAGE_BYTES;
+            let at = |place: &Option<Place>| place.as_ref().is_some_and(starts);
+            schedule.places.iter().position(at)
+        };
+        assert_eq!(first_of(Order::Arrival), Some(first), "{sizes:?}");
+        assert_eq!(first_of(Order::Name), Some(0), "{sizes:?}");
+    }
+}
+
 #[test]
 fn many_small_spans_are_gathered() {
     // More spans than regions of their own are worth: one byte every two pages.
