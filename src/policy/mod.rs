@@ -48,6 +48,11 @@ const SMALL_PART: u64 = 4;
 /// says that it turns, 4 reads of 8 MiB cost 5 % against 16 of 2 MiB.
 const TURNING_FACTOR: u64 = 4;
 
+/// Rings that read around the page cache. Submitting a read into fresh memory maps and zeroes it, and
+/// meanwhile nobody takes answers: a second ring was 5 % faster (1.76 GB/s against 1.68 where the disk
+/// gave 1.8), more were not tried.
+const DIRECT_RINGS: usize = 2;
+
 /// Selections of at least this part of their files are what read-ahead is made for.
 const DENSE: f64 = 0.5;
 
@@ -265,7 +270,12 @@ fn rings(shape: &PlanShape, facts: &Facts, preset: &Preset) -> (usize, String) {
         );
     }
     if shape.direct_bytes * 2 > shape.read_bytes {
-        return (1, "one keeps the disk busy".to_owned());
+        let rings = facts.cores.clamp(1, DIRECT_RINGS);
+        let why = match rings {
+            1 => "it keeps the disk busy",
+            _ => "one keeps the disk busy while the other has fresh memory mapped",
+        };
+        return (rings, why.to_owned());
     }
     // One ring copies resident pages on one core.
     let rings = facts.cores.max(1).min(preset.copy_workers);

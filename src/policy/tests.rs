@@ -141,10 +141,10 @@ fn the_table_of_choices() {
     );
     #[rustfmt::skip]
     let table: [Case; 21] = [
-        (cold(), with_uring(), IoUring, 1, 16, 2, ["4 GiB come from the disk", "1 ring: one keeps the disk busy"]),
+        (cold(), with_uring(), IoUring, 2, 16, 2, ["4 GiB come from the disk", "2 rings: one keeps the disk busy"]),
         (cold(), without_uring(), Sync, 8, 1, 2, ["permission denied", "8 workers: the disk wants"]),
-        (cold(), cores(1), IoUring, 1, 16, 2, ["come from the disk", "one keeps"]),
-        (cold(), cores(64), IoUring, 1, 16, 2, ["come from the disk", "one keeps"]),
+        (cold(), cores(1), IoUring, 1, 16, 2, ["come from the disk", "it keeps"]),
+        (cold(), cores(64), IoUring, 2, 16, 2, ["come from the disk", "one keeps"]),
         (warm(), with_uring(), Sync, 2, 1, 2, ["4 GiB of 4 GiB are in the page cache", "on a core of its own"]),
         (warm(), cores(1), Sync, 1, 1, 2, ["page cache", "1 worker: one copies"]),
         (warm(), cores(64), Sync, 16, 1, 2, ["page cache", "more of the 64 cores would gain nothing"]),
@@ -156,10 +156,10 @@ fn the_table_of_choices() {
         (of_size(50 * MIB), with_uring(), Sync, 8, 1, 2, ["too little for a ring", "8 workers"]),
         (nfs, with_uring(), Sync, 16, 1, 8, ["network", "many reads waiting"]),
         (memory, with_uring(), Sync, 2, 1, 2, ["not local", "2 workers"]),
-        (rows(), with_uring(), IoUring, 1, 128, 2, ["come from the disk", "8192 ranges have 64 KiB on average (12 % of their files)"]),
+        (rows(), with_uring(), IoUring, 2, 128, 2, ["come from the disk", "8192 ranges have 64 KiB on average (12 % of their files)"]),
         (rows(), without_uring(), Sync, 32, 1, 2, ["permission denied", "more of them are in flight"]),
-        (turning(Turning::Likely), with_uring(), IoUring, 1, 4, 8, ["come from the disk", "it turns, so it gets fewer"]),
-        (turning(Turning::Claimed), with_uring(), IoUring, 1, 16, 2, ["come from the disk", "virtual disks do, which is ignored"]),
+        (turning(Turning::Likely), with_uring(), IoUring, 2, 4, 8, ["come from the disk", "it turns, so it gets fewer"]),
+        (turning(Turning::Claimed), with_uring(), IoUring, 2, 16, 2, ["come from the disk", "virtual disks do, which is ignored"]),
         (filling(), with_uring(), Sync, 1, 1, 2, ["only through the page cache", "read-ahead is best left alone"]),
         (sparse, with_uring(), Sync, 8, 1, 2, ["only through the page cache", "scattered ranges"]),
     ];

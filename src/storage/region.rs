@@ -4,7 +4,7 @@
 //! [`Landing`], the exclusive right to write one stretch; it keeps the region alive, so nothing the
 //! kernel may still write to is ever freed. Tensors get a [`Tenancy`], shared read access to one
 //! *slot*; when the last tenant of a slot leaves, the pages that only this slot covered go back to
-//! the system.
+//! the system, neighbours together.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -12,13 +12,17 @@ use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::ptr::NonNull;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use memmap2::{MmapOptions, MmapRaw};
 
 use crate::storage::PAGE;
 use crate::storage::arena::Arena;
+
+/// A region keeps at most one of so many parts of its memory, and so many bytes, that nobody needs.
+const KEPT_PART: usize = 64;
+const MOST_KEPT: usize = 1 << 20;
 
 /// Memory with slots for tensors.
 pub(crate) struct Region {
@@ -28,6 +32,9 @@ pub(crate) struct Region {
     slots: Box<[Slot]>,
     /// Pages at slot borders, ascending, with the number of slots on them that still have tenants.
     border_pages: Box<[(usize, AtomicU32)]>,
+    /// Bytes of whole pages that nobody needs and the system does not have yet: shorter than
+    /// [`Region::return_step`].
+    leaving: Mutex<Range<usize>>,
 }
 
 enum Memory {
@@ -145,6 +152,7 @@ impl Region {
             len,
             slots,
             border_pages: border_pages.into(),
+            leaving: Mutex::new(0..0),
         })
     }
 
@@ -221,8 +229,37 @@ impl Region {
             free_to = (last + 1) * PAGE;
         }
         if free_from < free_to {
-            self.discard(free_from..free_to);
+            self.give_back(free_from..free_to);
         }
+    }
+
+    /// Gives pages back, short stretches only together with their neighbours: a call for each of
+    /// 20,000 small tensors took half as long as loading them.
+    fn give_back(&self, pages: Range<usize>) {
+        let mut leaving = self.leaving.lock().unwrap_or_else(PoisonError::into_inner);
+        let joined = if leaving.end == pages.start {
+            leaving.start..pages.end
+        } else if pages.end == leaving.start {
+            pages.start..leaving.end
+        } else {
+            let apart = std::mem::replace(&mut *leaving, pages.clone());
+            if !apart.is_empty() {
+                self.discard(apart);
+            }
+            pages
+        };
+        *leaving = if joined.len() < self.return_step() {
+            joined
+        } else {
+            self.discard(joined);
+            0..0
+        };
+    }
+
+    /// How many bytes are given back at a time, at least: what a region may keep for longer than
+    /// it is needed.
+    fn return_step(&self) -> usize {
+        (self.len / KEPT_PART).min(MOST_KEPT)
     }
 
     fn is_last_on(&self, page: usize) -> bool {
