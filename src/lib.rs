@@ -37,6 +37,8 @@ mod error;
 mod load;
 mod near;
 mod policy;
+#[cfg(test)]
+mod random;
 mod schedule;
 mod settings;
 mod tensor;

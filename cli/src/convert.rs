@@ -22,7 +22,7 @@ use tensora::{BackendKind, Checkpoint, Error, Layout};
 use crate::cleanup::Unfinished;
 use crate::model::Named;
 use crate::progress::Progress;
-use crate::{args, digest, output, size};
+use crate::{args, digest, output};
 
 /// Bytes that are read ahead of the writing.
 const BUDGET_BYTES: u64 = 512 << 20;
@@ -87,14 +87,16 @@ pub fn run(args: &Convert, out: &mut dyn Write) -> Result<()> {
     if args.json {
         return output::json_line(out, &report);
     }
+    let written = output::written(
+        &report.folder,
+        report.to,
+        report.tensors,
+        report.tensor_bytes,
+        report.files.len() as u64,
+    );
     writeln!(
         out,
-        "{}: {}, {} of {} in {}, read by {}; {} copied along",
-        tensora::text::path(&report.folder),
-        report.to,
-        output::counted(report.tensors, "tensor"),
-        size::bytes(report.tensor_bytes),
-        output::counted(report.files.len() as u64, "file"),
+        "{written}, read by {}; {} copied along",
         report.backend,
         output::counted(report.copied.len() as u64, "other file"),
     )?;

@@ -6,7 +6,7 @@ use anyhow::{Result, bail};
 use clap::Args;
 use tensora::{Checkpoint, Layout, hf_model, text};
 
-use crate::{cache, config, samples, size};
+use crate::{cache, config, output, samples, size};
 
 /// Size of the sample that is taken where nothing else is chosen.
 const SAMPLE_BYTES: u64 = 256 << 20;
@@ -201,13 +201,11 @@ pub fn quoted(word: &str) -> String {
 
 /// What a checkpoint comes to, in a few words.
 pub fn summary(checkpoint: &Checkpoint) -> String {
-    let files = checkpoint.sources().len() as u64;
-    format!(
-        "{}, {} of {} in {}",
+    output::checkpoint(
         checkpoint.layout(),
-        crate::output::counted(checkpoint.tensors().len() as u64, "tensor"),
-        size::bytes(checkpoint.total_bytes()),
-        crate::output::counted(files, "file"),
+        checkpoint.tensors().len() as u64,
+        checkpoint.total_bytes(),
+        checkpoint.sources().len() as u64,
     )
 }
 

@@ -2,13 +2,16 @@
 
 use std::ffi::OsStr;
 use std::io::{self, IsTerminal, Write};
+use std::path::Path;
 
 use anyhow::Result;
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use serde::Serialize;
+use tensora::Layout;
+use tensora::text;
 pub use tensora::text::counted;
 
-use crate::failure;
+use crate::{failure, size};
 
 /// A table without frames: it reads well in a terminal and in a file.
 pub fn table(headings: &[&str], right: &[usize]) -> Table {
@@ -40,6 +43,22 @@ pub fn json_line(out: &mut dyn Write, record: &impl Serialize) -> Result<()> {
     serde_json::to_writer(&mut *out, record)?;
     writeln!(out)?;
     Ok(out.flush()?)
+}
+
+/// What a checkpoint comes to, in a few words.
+pub fn checkpoint(layout: Layout, tensors: u64, bytes: u64, files: u64) -> String {
+    format!(
+        "{layout}, {} of {} in {}",
+        counted(tensors, "tensor"),
+        size::bytes(bytes),
+        counted(files, "file"),
+    )
+}
+
+/// The same of one that was written, after its folder.
+pub fn written(folder: &Path, layout: Layout, tensors: u64, bytes: u64, files: u64) -> String {
+    let checkpoint = checkpoint(layout, tensors, bytes, files);
+    format!("{}: {checkpoint}", text::path(folder))
 }
 
 /// A shape: `[151936, 1024]`, `[]` for a scalar.

@@ -59,15 +59,14 @@ pub fn run(args: &Sample, out: &mut dyn Write) -> Result<()> {
     if args.json {
         return output::json_line(out, &report);
     }
-    writeln!(
-        out,
-        "{}: {}, {} of {} in {}",
-        tensora::text::path(&report.folder),
+    let written = output::written(
+        &report.folder,
         report.layout,
-        output::counted(report.tensors, "tensor"),
-        size::bytes(report.tensor_bytes),
-        output::counted(report.files.len() as u64, "file"),
-    )?;
+        report.tensors,
+        report.tensor_bytes,
+        report.files.len() as u64,
+    );
+    writeln!(out, "{written}")?;
     Ok(())
 }
 

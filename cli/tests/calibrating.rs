@@ -14,6 +14,8 @@ fn a_profile_is_measured_stored_used_and_explained() {
     let dry = sandbox.json_lines("tensora", &[&args[..], &["--dry-run"]].concat());
     assert!(dry[0].get("stored").is_none());
     assert!(!sandbox.path("config").exists());
+    let text = sandbox.run("tensora", &["profile", "capabilities"]);
+    assert!(text.contains("profile     built-in;"), "{text}");
 
     let report = &sandbox.json_lines("tensora", &args)[0];
     assert_eq!(names(&storage), [""; 0], "nothing is left behind");
@@ -43,6 +45,17 @@ fn a_profile_is_measured_stored_used_and_explained() {
     let args = ["safetensors", "default", "--path", "model", "--json"];
     let profile = &sandbox.json_lines("profile", &args)[0];
     assert_eq!(profile["profile"], path.to_str().unwrap());
+
+    let args = ["profile", "capabilities", "--format", "json"];
+    let shown = &sandbox.json_lines("tensora", &args)[0]["profile"];
+    assert_eq!(shown["source"], "stored");
+    assert_eq!(shown["path"], path.to_str().unwrap());
+    assert_eq!(shown["machine"], report["machine"]);
+    assert_eq!(shown["preset"], report["preset"]);
+    let stored_at = shown["stored_at"].as_str().unwrap();
+    let text = sandbox.run("tensora", &args[..2]);
+    let line = format!("profile     {}, stored {stored_at}\n", path.display());
+    assert!(text.contains(&line), "{text}");
 }
 
 #[test]

@@ -3,9 +3,10 @@
 use std::fmt;
 
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, Visitor};
+use serde_json::de::SliceRead;
 
 use super::Names;
-use super::json::{Inspect, Text, note, refusal, stop};
+use super::json::{Collector, Inspect, Text, collect, note, stop};
 use crate::error::{Error, ErrorKind, Result};
 
 /// Largest index file that is read, in bytes. Real ones have a few megabytes for a hundred
@@ -27,19 +28,12 @@ impl ShardIndex {
     /// [`ErrorKind::BadIndex`], [`ErrorKind::DuplicateName`] for a tensor that is listed twice,
     /// [`ErrorKind::UnsafePath`] for a shard outside of the index's folder.
     pub fn parse(json: &[u8]) -> Result<Self> {
-        let mut visitor = IndexVisitor::default();
-        let mut deserializer = serde_json::Deserializer::from_slice(json);
-        let parsed = deserializer
-            .deserialize_map(&mut visitor)
-            .and_then(|()| deserializer.end());
-        if let Err(error) = parsed {
-            return Err(refusal(
-                "the index",
-                ErrorKind::BadIndex,
-                error,
-                visitor.failure,
-            ));
-        }
+        let visitor = collect(
+            "the index",
+            ErrorKind::BadIndex,
+            SliceRead::new(json),
+            IndexVisitor::default(),
+        )?;
         let Some(entries) = visitor.entries else {
             return Err(Error::new(
                 ErrorKind::BadIndex,
@@ -153,6 +147,12 @@ struct IndexVisitor {
     shards: Vec<Box<str>>,
     entries: Option<Vec<(Box<str>, u32)>>,
     failure: Option<Error>,
+}
+
+impl Collector for IndexVisitor {
+    fn into_failure(self) -> Option<Error> {
+        self.failure
+    }
 }
 
 impl<'de> Visitor<'de> for &mut IndexVisitor {

@@ -1,16 +1,46 @@
 //! What the layouts' JSON visitors share.
 //!
 //! serde's errors are text. A visitor that knows better (an unknown dtype, a missing field) puts
-//! an [`Error`] with kind and tensor into a `failure` slot and stops the parse with [`stop`]; the
-//! caller looks into the slot first.
+//! an [`Error`] with kind and tensor into a `failure` slot and stops the parse with [`stop`];
+//! [`collect`] looks into the slot first.
 
 use std::fmt;
 
 use serde::de::{self, DeserializeSeed, Deserializer, SeqAccess, Visitor};
+use serde_json::de::Read;
 
-use crate::error::{Error, ErrorKind};
+use crate::error::{Error, ErrorKind, Result};
 use crate::tensor::Shape;
 use crate::text;
+
+/// A visitor of a whole document, which keeps what it finds.
+pub(super) trait Collector {
+    /// What the failure slot holds.
+    fn into_failure(self) -> Option<Error>;
+}
+
+/// Reads a document, which must be one object with nothing after it, into `collector`. Errors
+/// that the collector has nothing to say about are of `kind` and call the document `what`.
+pub(super) fn collect<'de, R, C>(
+    what: &str,
+    kind: ErrorKind,
+    document: R,
+    mut collector: C,
+) -> Result<C>
+where
+    R: Read<'de>,
+    C: Collector,
+    for<'c> &'c mut C: Visitor<'de, Value = ()>,
+{
+    let mut deserializer = serde_json::Deserializer::new(document);
+    let parsed = deserializer
+        .deserialize_map(&mut collector)
+        .and_then(|()| deserializer.end());
+    match parsed {
+        Ok(()) => Ok(collector),
+        Err(error) => Err(refusal(what, kind, error, collector.into_failure())),
+    }
+}
 
 /// Ends the parse; the reason is in the failure slot.
 pub(super) fn stop<E: de::Error>() -> E {
@@ -33,12 +63,7 @@ pub(super) fn note<E: fmt::Display>(
 
 /// The error for a document that serde_json did not get through: what the visitor noted where
 /// the JSON is sound, and the place in the text where it is not.
-pub(super) fn refusal(
-    what: &str,
-    kind: ErrorKind,
-    error: serde_json::Error,
-    failure: Option<Error>,
-) -> Error {
+fn refusal(what: &str, kind: ErrorKind, error: serde_json::Error, failure: Option<Error>) -> Error {
     use serde_json::error::Category;
     let failure = match failure {
         Some(failure) if error.is_data() => return failure,

@@ -9,10 +9,11 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::de::{self, DeserializeSeed, Deserializer, IgnoredAny, MapAccess, Visitor};
+use serde_json::de::StrRead;
 use smallvec::smallvec;
 
 use super::Names;
-use super::json::{Dims, Inspect, Pair, Text, note, refusal, stop};
+use super::json::{Collector, Dims, Inspect, Pair, Text, collect, note, stop};
 use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
 use crate::tensor::{Extent, Shape, TensorMeta};
@@ -109,25 +110,19 @@ pub fn parse_header(json: &[u8], file_len: u64, source: u32) -> Result<Header> {
             ),
         )
     })?;
-    let mut visitor = HeaderVisitor {
+    let visitor = HeaderVisitor {
         source,
         // Entries of real models take 100 to 140 bytes of JSON.
         tensors: Vec::with_capacity(json.len() / 100),
         metadata: None,
         failure: None,
     };
-    let mut deserializer = serde_json::Deserializer::from_str(text);
-    let parsed = deserializer
-        .deserialize_map(&mut visitor)
-        .and_then(|()| deserializer.end());
-    if let Err(error) = parsed {
-        return Err(refusal(
-            "the header",
-            ErrorKind::BadHeader,
-            error,
-            visitor.failure,
-        ));
-    }
+    let visitor = collect(
+        "the header",
+        ErrorKind::BadHeader,
+        StrRead::new(text),
+        visitor,
+    )?;
     let mut tensors = visitor.tensors;
     let names = arrange(&mut tensors, PREFIX_BYTES + json.len() as u64, file_len)?;
     Ok(Header {
@@ -243,6 +238,12 @@ struct HeaderVisitor {
 enum Key {
     Metadata,
     Tensor(Box<str>),
+}
+
+impl Collector for HeaderVisitor {
+    fn into_failure(self) -> Option<Error> {
+        self.failure
+    }
 }
 
 impl<'de> Visitor<'de> for &mut HeaderVisitor {

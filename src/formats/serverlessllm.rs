@@ -11,13 +11,13 @@ mod view;
 use std::fmt;
 use std::path::PathBuf;
 
-use serde::Deserializer;
+use serde_json::de::SliceRead;
 use smallvec::{SmallVec, smallvec};
 
 pub use view::MAX_EXPANDED_BYTES;
 
 use super::Names;
-use super::json::refusal;
+use super::json::collect;
 use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
 use crate::tensor::{Extent, Shape, TensorMeta};
@@ -79,23 +79,12 @@ impl PartitionIndex {
     /// [`ErrorKind::UnknownDtype`], [`ErrorKind::ShapeMismatch`], [`ErrorKind::Overflow`],
     /// [`ErrorKind::DuplicateName`].
     pub fn parse(json: &[u8]) -> Result<Self> {
-        let mut visitor = parse::IndexVisitor {
-            dialect: None,
-            entries: Vec::new(),
-            failure: None,
-        };
-        let mut deserializer = serde_json::Deserializer::from_slice(json);
-        let parsed = deserializer
-            .deserialize_map(&mut visitor)
-            .and_then(|()| deserializer.end());
-        if let Err(error) = parsed {
-            return Err(refusal(
-                "the index",
-                ErrorKind::BadIndex,
-                error,
-                visitor.failure,
-            ));
-        }
+        let visitor = collect(
+            "the index",
+            ErrorKind::BadIndex,
+            SliceRead::new(json),
+            parse::IndexVisitor::default(),
+        )?;
         let mut entries = visitor.entries;
         entries.sort_unstable_by(|a, b| {
             (a.partition, a.offset, &a.name).cmp(&(b.partition, b.offset, &b.name))

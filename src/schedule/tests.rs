@@ -9,28 +9,12 @@ use crate::facts::{DirectAlign, IoUringAvailability, IoUringFacts, Residency};
 use crate::plan::cases::Case;
 use crate::plan::{PlanOptions, PlanSource, Selection, Slice, Split};
 use crate::policy::Preset;
+use crate::random::Random;
 use crate::settings::{AccessMode, Order, Settings};
 use crate::storage::{BackendKind, PAGE};
 use crate::tensor::{Extent, TensorMeta};
 
 const PAGE_BYTES: u64 = PAGE as u64;
-
-/// Random numbers that a seed repeats.
-#[derive(Debug, Clone)]
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 11) % limit
-    }
-
-    fn pick<T: Clone>(&mut self, from: &[T]) -> T {
-        from[self.below(from.len() as u64) as usize].clone()
-    }
-}
 
 fn facts(random: &mut Random, plan: &ReadPlan) -> Facts {
     let mut facts = Facts::neutral(plan.sources.len());
@@ -400,7 +384,7 @@ fn large(random: &mut Random) -> (ReadPlan, Vec<Vec<u8>>) {
 #[test]
 fn schedules_of_large_plans_deliver_them() {
     for seed in 1..=60_u64 {
-        let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let mut random = Random::new(seed);
         let (plan, sources) = large(&mut random);
         for _ in 0..4 {
             check(&mut random, &plan, &sources);
@@ -411,7 +395,7 @@ fn schedules_of_large_plans_deliver_them() {
 #[test]
 fn threads_and_tasks_read_the_same() {
     for seed in 1..=40_u64 {
-        let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let mut random = Random::new(seed);
         let (plan, _) = large(&mut random);
         let facts = facts(&mut random, &plan);
         let settings = settings(&mut random);
@@ -524,7 +508,7 @@ fn many_small_spans_are_gathered() {
     let schedule = Schedule::lower(&plan, &Facts::neutral(1), &Settings::default()).unwrap();
     let memory: u64 = schedule.regions.iter().map(|region| region.len).sum();
     assert!(memory < 1 << 20, "{memory} bytes for 2000");
-    check(&mut Random(7), &plan, &sources);
+    check(&mut Random::new(7), &plan, &sources);
 }
 
 #[test]
@@ -575,7 +559,7 @@ proptest! {
     ) {
         let case = Case::from_bytes(&bytes);
         if let Some(plan) = case.plan() {
-            check(&mut Random(seed), &plan, &case.sources);
+            check(&mut Random::new(seed), &plan, &case.sources);
         }
     }
 }

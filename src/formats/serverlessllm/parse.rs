@@ -8,15 +8,22 @@ use super::view::{check_view, pairs_to_elements};
 use super::{Dialect, Entry};
 use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
-use crate::formats::json::{Dims, Inspect, Text, Whole, note, stop};
+use crate::formats::json::{Collector, Dims, Inspect, Text, Whole, note, stop};
 use crate::tensor::Shape;
 use crate::text;
 
 /// Collects the entries; what is wrong with one is in `failure`.
+#[derive(Default)]
 pub(super) struct IndexVisitor {
     pub(super) dialect: Option<Dialect>,
     pub(super) entries: Vec<Entry>,
-    pub(super) failure: Option<Error>,
+    failure: Option<Error>,
+}
+
+impl Collector for IndexVisitor {
+    fn into_failure(self) -> Option<Error> {
+        self.failure
+    }
 }
 
 impl<'de> Visitor<'de> for &mut IndexVisitor {

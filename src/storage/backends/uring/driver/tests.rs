@@ -9,6 +9,7 @@ use std::sync::atomic::Ordering;
 
 use super::*;
 use crate::error::ErrorKind;
+use crate::random::Random;
 use crate::settings::{AccessMode, Settings};
 use crate::storage::BackendKind;
 use crate::storage::testing::{Outcome, SIZES, Trial};
@@ -21,17 +22,6 @@ enum Answer {
     All,
     Short,
     Errno(i32),
-}
-
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 11) % limit
-    }
 }
 
 struct Pending {
@@ -83,7 +73,7 @@ struct ScriptedRing {
 impl ScriptedRing {
     fn new(seed: u64, depth: usize, script: Script, trial: &Trial) -> Self {
         Self {
-            random: Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1),
+            random: Random::new(seed),
             script,
             depth,
             outcome: Arc::clone(&trial.outcome),

@@ -1,0 +1,183 @@
+//! Files that have no name yet: temporary names beside their places, and the renames.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::OutputFolder;
+use crate::converters::rename::rename_new;
+use crate::error::{Error, ErrorKind, Result};
+
+/// A file of an output that has no name yet. Dropping it removes it; [`commit`](Self::commit) gives
+/// it its name.
+#[derive(Debug)]
+pub struct PendingFile {
+    file: File,
+    name: TemporaryName,
+}
+
+impl PendingFile {
+    pub(super) fn create(folder: &OutputFolder, name: &OsStr) -> Result<Self> {
+        let (name, file) = TemporaryName::create(folder, name)?;
+        Ok(Self { file, name })
+    }
+
+    /// Where the file will be.
+    pub fn target(&self) -> &Path {
+        self.name.target()
+    }
+
+    /// Flushes what was written so far to disk.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Io`].
+    pub fn sync(&self) -> Result<()> {
+        self.name.sync(&self.file)
+    }
+
+    /// Flushes the file to disk and gives it its name, which nobody may have yet.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`] when a file of this name exists, [`ErrorKind::Io`],
+    /// [`ErrorKind::Cancelled`]; the temporary file is gone then.
+    pub fn commit(self) -> Result<()> {
+        self.name.sync(&self.file)?;
+        drop(self.file);
+        let folder = self.name.folder.clone();
+        self.name.rename(false)?;
+        folder.sync()
+    }
+}
+
+impl Write for PendingFile {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.file.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
+}
+
+/// The temporary name of a file, without a descriptor: many can wait for their rename at once.
+#[derive(Debug)]
+pub(in crate::converters) struct TemporaryName {
+    folder: OutputFolder,
+    target: PathBuf,
+    temporary: PathBuf,
+    renamed: bool,
+}
+
+impl TemporaryName {
+    /// An empty file under a fresh name, `.NAME.tmp-PID-N`.
+    pub(in crate::converters) fn create(
+        folder: &OutputFolder,
+        name: &OsStr,
+    ) -> Result<(Self, File)> {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let target = folder.path().join(name);
+        if Path::new(name).file_name() != Some(name) {
+            let message = "the name of a file in this folder is not a plain one";
+            return Err(Error::new(ErrorKind::InvalidArgument, message).at(target));
+        }
+        let mut state = folder.open_state()?;
+        // Process ids repeat between machines that share the folder: a name that is taken is
+        // passed over.
+        loop {
+            let n = NEXT.fetch_add(1, Ordering::Relaxed);
+            let mut temporary = OsString::from(".");
+            temporary.push(name);
+            temporary.push(format!(".tmp-{}-{n}", std::process::id()));
+            let temporary = folder.path().join(temporary);
+            match OpenOptions::new()
+                .write(true)
+                .create_new(true)
+                .open(&temporary)
+            {
+                Ok(file) => {
+                    state.made.add_file(temporary.clone());
+                    let name = Self {
+                        folder: folder.clone(),
+                        target,
+                        temporary,
+                        renamed: false,
+                    };
+                    return Ok((name, file));
+                }
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(error) => return Err(Error::io("create", &temporary, error)),
+            }
+        }
+    }
+
+    /// The name that the file will have.
+    pub(in crate::converters) fn target(&self) -> &Path {
+        &self.target
+    }
+
+    /// The file, open for writing.
+    pub(in crate::converters) fn open(&self) -> Result<File> {
+        let _state = self.folder.open_state()?;
+        OpenOptions::new()
+            .write(true)
+            .open(&self.temporary)
+            .map_err(|error| Error::io("reopen", &self.temporary, error))
+    }
+
+    /// Flushes the file's bytes to disk through any descriptor of it.
+    pub(in crate::converters) fn sync(&self, file: &File) -> Result<()> {
+        file.sync_all()
+            .map_err(|error| Error::io("flush to disk", &self.target, error))
+    }
+
+    /// Gives the file its name. One that took the place of another file is not removed any more,
+    /// even if the rest of the output fails: that would leave less than there was before.
+    pub(in crate::converters) fn rename(mut self, replace: bool) -> Result<()> {
+        let mut state = self.folder.open_state()?;
+        let failed = |error| Error::io("rename the finished file to", &self.target, error);
+        if replace {
+            std::fs::rename(&self.temporary, &self.target).map_err(failed)?;
+        } else {
+            rename_new(&self.temporary, &self.target).map_err(|error| match error.kind() {
+                io::ErrorKind::AlreadyExists => exists_already(&self.target),
+                _ => failed(error),
+            })?;
+            state.made.add_file(self.target.clone());
+        }
+        state.made.forget_file(&self.temporary);
+        self.renamed = true;
+        Ok(())
+    }
+}
+
+impl Drop for TemporaryName {
+    fn drop(&mut self) {
+        // A file that is not on the list is gone already.
+        if !self.renamed && self.folder.state().made.forget_file(&self.temporary) {
+            // Nobody is left to tell, and the name says what it is.
+            let _ = std::fs::remove_file(&self.temporary);
+        }
+    }
+}
+
+/// The error for a file that is in the way of a new one.
+pub(in crate::converters) fn exists_already(path: &Path) -> Error {
+    Error::new(ErrorKind::InvalidArgument, "this file exists already")
+        .at(path)
+        .help("choose another folder, or remove the file first")
+}
+
+/// Whether a name is `.NAME.tmp-PID-N`, the form of [`TemporaryName::create`].
+pub(super) fn is_temporary(name: &OsStr) -> bool {
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
+    let parts = name
+        .to_str()
+        .and_then(|name| name.strip_prefix('.'))
+        .and_then(|name| name.rsplit_once(".tmp-"));
+    parts.is_some_and(|(name, numbers)| {
+        let numbers = numbers.split_once('-');
+        !name.is_empty() && numbers.is_some_and(|(pid, n)| is_number(pid) && is_number(n))
+    })
+}
