@@ -49,8 +49,8 @@ const SMALL_PART: u64 = 4;
 const TURNING_FACTOR: u64 = 4;
 
 /// Rings that read around the page cache. Submitting a read into fresh memory maps and zeroes it, and
-/// meanwhile nobody takes answers: a second ring was 5 % faster (1.76 GB/s against 1.68 where the disk
-/// gave 1.8), more were not tried.
+/// meanwhile nobody takes answers: with a second ring medians were 3 to 5 % higher in four runs of
+/// five, on a disk whose ranges overlap; more were not tried.
 const DIRECT_RINGS: usize = 2;
 
 /// Selections of at least this part of their files are what read-ahead is made for.
