@@ -11,13 +11,14 @@ use tensora::Layout;
 
 use common::{Subject, criterion, loads, once};
 
-fn backends(criterion: &mut Criterion) {
-    loads::layout_groups(criterion, Layout::SafeTensors);
+fn all(criterion: &mut Criterion) {
+    let subject = Subject::new(Layout::SafeTensors);
+    loads::layout_groups(criterion, &subject);
+    native(criterion, &subject);
 }
 
 /// One file after the other; tensors are views of the files' bytes.
-fn native(criterion: &mut Criterion) {
-    let subject = Subject::new(Layout::SafeTensors);
+fn native(criterion: &mut Criterion, subject: &Subject) {
     let read = || -> Vec<Vec<u8>> {
         let files = subject.files().into_iter();
         let read = files.map(|file| {
@@ -40,5 +41,5 @@ fn native(criterion: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(name = benches; config = criterion(); targets = backends, native);
+criterion_group!(name = benches; config = criterion(); targets = all);
 criterion_main!(benches);

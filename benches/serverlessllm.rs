@@ -8,11 +8,11 @@ mod common;
 use criterion::{Criterion, criterion_group, criterion_main};
 use tensora::Layout;
 
-use common::{criterion, loads};
+use common::{Subject, criterion, loads};
 
-fn backends(criterion: &mut Criterion) {
-    loads::layout_groups(criterion, Layout::ServerlessLlm);
+fn all(criterion: &mut Criterion) {
+    loads::layout_groups(criterion, &Subject::new(Layout::ServerlessLlm));
 }
 
-criterion_group!(name = benches; config = criterion(); targets = backends);
+criterion_group!(name = benches; config = criterion(); targets = all);
 criterion_main!(benches);

@@ -28,18 +28,23 @@ const RANGE_BYTES: u64 = 256 << 10;
 /// Bytes from one range to the next at least, so that no two of them are read as one.
 const STEP_BYTES: u64 = 1 << 20;
 
-fn backends(criterion: &mut Criterion) {
+fn all(criterion: &mut Criterion) {
     let subject = Subject::new(Layout::SafeTensors);
+    backends(criterion, &subject);
+    mmap(criterion, &subject);
+}
+
+fn backends(criterion: &mut Criterion, subject: &Subject) {
     for (backend, name) in available(&BACKENDS) {
         for (job, list) in [
             ("load", one as fn(&[File]) -> Vec<Range>),
             ("batch", whole),
             ("range_batch", spread),
         ] {
-            let ranges = list(&files(&subject));
+            let ranges = list(&files(subject));
             let group = format!("storage_{name}_{job}");
             let mut group = loads::group(criterion, &group, bytes(&ranges));
-            let checkpoint = open(&subject, &ranges);
+            let checkpoint = open(subject, &ranges);
             let load = || checkpoint.loader().backend(backend).load().expect("a load");
             let mut check = once(|| assert_right(&checkpoint, &load()));
             group.bench_function(subject.name(), |bencher| {
@@ -52,11 +57,10 @@ fn backends(criterion: &mut Criterion) {
 }
 
 /// Opens the files, maps all of them and touches every page.
-fn mmap(criterion: &mut Criterion) {
-    let subject = Subject::new(Layout::SafeTensors);
-    let ranges = whole(&files(&subject));
+fn mmap(criterion: &mut Criterion, subject: &Subject) {
+    let ranges = whole(&files(subject));
     let map = || -> Vec<Tensor> {
-        let mapped = open(&subject, &ranges).lazy().select(Selection::all());
+        let mapped = open(subject, &ranges).lazy().select(Selection::all());
         let mapped = mapped.expect("mappings");
         mapped.iter().for_each(|tensor| {
             touch(tensor);
@@ -64,7 +68,7 @@ fn mmap(criterion: &mut Criterion) {
         mapped
     };
     let mut group = loads::group(criterion, "storage_mmap_open_touch", bytes(&ranges));
-    let mut check = once(|| assert_right(&open(&subject, &ranges), &map()));
+    let mut check = once(|| assert_right(&open(subject, &ranges), &map()));
     group.bench_function(subject.name(), |bencher| {
         check();
         bencher.iter_batched(|| (), |()| map(), BatchSize::PerIteration);
@@ -143,5 +147,5 @@ fn open(subject: &Subject, ranges: &[Range]) -> Checkpoint {
         .expect("an index of our own")
 }
 
-criterion_group!(name = benches; config = criterion(); targets = backends, mmap);
+criterion_group!(name = benches; config = criterion(); targets = all);
 criterion_main!(benches);

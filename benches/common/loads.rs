@@ -2,7 +2,7 @@
 
 use criterion::measurement::WallTime;
 use criterion::{BatchSize, BenchmarkGroup, Criterion, Throughput};
-use tensora::{BackendKind, Checkpoint, Layout, Loader, Selection};
+use tensora::{BackendKind, Checkpoint, Loader, Selection};
 
 use super::{Subject, assert_right, available, once};
 
@@ -15,15 +15,14 @@ const BACKENDS: [BackendKind; 5] = [
 ];
 
 /// `LAYOUT_BACKEND`, `LAYOUT_BACKEND_tensor_sequential` and `LAYOUT_BACKEND_tensor_random`.
-pub fn layout_groups(criterion: &mut Criterion, layout: Layout) {
-    let subject = Subject::new(layout);
+pub fn layout_groups(criterion: &mut Criterion, subject: &Subject) {
     for (backend, name) in available(&BACKENDS) {
-        let base = format!("{layout}_{name}");
-        whole(criterion, &subject, backend, &base);
+        let base = format!("{}_{name}", subject.layout());
+        whole(criterion, subject, backend, &base);
         let sequential = format!("{base}_tensor_sequential");
         one_by_one(
             criterion,
-            &subject,
+            subject,
             backend,
             &sequential,
             Subject::in_file_order,
@@ -31,7 +30,7 @@ pub fn layout_groups(criterion: &mut Criterion, layout: Layout) {
         let random = format!("{base}_tensor_random");
         one_by_one(
             criterion,
-            &subject,
+            subject,
             backend,
             &random,
             Subject::in_random_order,
@@ -53,7 +52,7 @@ pub fn group<'c>(
 /// From the path to all bytes in memory; the memory goes back after the clock has stopped.
 fn whole(criterion: &mut Criterion, subject: &Subject, backend: BackendKind, name: &str) {
     let open = || {
-        let options = Checkpoint::options().layout(subject.checkpoint().layout());
+        let options = Checkpoint::options().layout(subject.layout());
         options.open(subject.path()).expect("it was opened before")
     };
     let load = || open().loader().backend(backend).load().expect("a load");

@@ -55,8 +55,8 @@ pub fn available(wanted: &[BackendKind]) -> Vec<(BackendKind, String)> {
     backends.into_iter().map(named).collect()
 }
 
-/// The checkpoint that is loaded. Nothing is written before it is asked for, so that a bench whose
-/// groups are all filtered out costs nothing.
+/// The checkpoint that is loaded. Nothing is written or converted before it is asked for, so that
+/// filtered-out loads cost nothing.
 pub struct Subject {
     layout: Layout,
     /// The model's path, where one was chosen.
@@ -97,6 +97,11 @@ impl Subject {
             bytes,
             made: OnceCell::new(),
         }
+    }
+
+    /// How it lies on disk.
+    pub fn layout(&self) -> Layout {
+        self.layout
     }
 
     /// What reports call it.
