@@ -2,38 +2,16 @@
 //!
 //! `cargo bench --bench headers`
 
+#[path = "common/many.rs"]
+mod many;
+
 use criterion::{Criterion, criterion_group, criterion_main};
 use tensora::Checkpoint;
 use tensora::formats::safetensors::parse_header;
 
-/// Tensors of a large mixture-of-experts model.
-const TENSORS: usize = 46_000;
-
-fn header() -> Vec<u8> {
-    use std::fmt::Write;
-    let mut json = String::from("{\"__metadata__\":{\"format\":\"pt\"}");
-    for i in 0..TENSORS {
-        let (layer, expert) = (i / 720, i % 720);
-        let (begin, end) = (i * 32, (i + 1) * 32);
-        write!(
-            json,
-            ",\"model.layers.{layer}.mlp.experts.{expert}.gate_proj.weight_scale_inv\":\
-             {{\"dtype\":\"BF16\",\"shape\":[4,4],\"data_offsets\":[{begin},{end}]}}"
-        )
-        .expect("writing to a string");
-    }
-    json.push('}');
-    while !json.len().is_multiple_of(8) {
-        json.push(' ');
-    }
-    let mut bytes = (json.len() as u64).to_le_bytes().to_vec();
-    bytes.extend_from_slice(json.as_bytes());
-    bytes
-}
-
 fn headers(criterion: &mut Criterion) {
-    let header = header();
-    let file_len = header.len() as u64 + TENSORS as u64 * 32;
+    let header = many::header();
+    let file_len = many::file_len(&header);
     let mut file = header.clone();
     file.resize(file_len as usize, 0);
     let folder = tempfile::tempdir().expect("a scratch folder");
