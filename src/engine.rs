@@ -10,6 +10,7 @@ use crate::error::{Error, Result};
 use crate::facts::{IoUringAvailability, Observer};
 use crate::policy::Profile;
 use crate::storage::backends::{Backend, MmapBackend, SyncBackend, TokioBackend, UringBackend};
+use crate::storage::crew::Crew;
 use crate::storage::{BackendKind, DescriptorCache};
 
 /// Threads that drive tasks of the async backend. They only hand out work; reading happens on
@@ -19,7 +20,7 @@ const DRIVERS: usize = 2;
 /// Upper limit of blocking threads, over all loads at once. They end after some idle seconds.
 const BLOCKING_THREADS: usize = 512;
 
-/// Owns what loads share: the cache of open descriptors, a private Tokio runtime, and what was
+/// Owns what loads share: the cache of open descriptors, threads, a private Tokio runtime, and what was
 /// probed of this machine. Clones are handles to the same engine.
 ///
 /// Nothing is started before it is needed: an engine that never loads with the async backend has
@@ -33,6 +34,7 @@ struct Inner {
     descriptors: Arc<DescriptorCache>,
     runtime: Mutex<Option<PrivateRuntime>>,
     observer: Observer,
+    crew: Arc<Crew>,
     profile: Profile,
 }
 
@@ -52,6 +54,7 @@ impl Engine {
                 descriptors: Arc::new(DescriptorCache::for_this_process()),
                 runtime: Mutex::new(None),
                 observer: Observer::default(),
+                crew: Arc::default(),
                 profile,
             }),
         }
@@ -83,13 +86,20 @@ impl Engine {
         &self.inner.profile
     }
 
+    /// The threads that loads share.
+    pub(crate) fn crew(&self) -> &Arc<Crew> {
+        &self.inner.crew
+    }
+
     /// The backend that executes schedules decided for `kind`.
     pub(crate) fn backend(&self, kind: BackendKind) -> Result<Box<dyn Backend>> {
         Ok(match kind {
-            BackendKind::Sync | BackendKind::Default => Box::new(SyncBackend),
+            BackendKind::Sync | BackendKind::Default => {
+                Box::new(SyncBackend::new(Arc::clone(self.crew())))
+            }
             BackendKind::Async => Box::new(TokioBackend::new(self.runtime()?)),
             BackendKind::IoUring => Box::new(UringBackend),
-            BackendKind::Mmap => Box::new(MmapBackend::eager()),
+            BackendKind::Mmap => Box::new(MmapBackend::eager(Arc::clone(self.crew()))),
         })
     }
 

@@ -1,6 +1,7 @@
 //! Everything at once: into memory of ours, of the caller, mapped, or awaited.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::load::Loader;
@@ -24,7 +25,8 @@ pub(super) fn load(loader: &Loader) -> Result<Tensors> {
 pub(super) fn map(loader: &Loader) -> Result<Vec<Tensor>> {
     let running = Running::new(loader, None)?;
     let end = FinishOnDrop(&running);
-    MmapBackend::lazy().execute(&running.job);
+    let crew = Arc::clone(loader.checkpoint().engine().crew());
+    MmapBackend::lazy(crew).execute(&running.job);
     drop(end);
     running.collect()
 }

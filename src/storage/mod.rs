@@ -2,6 +2,7 @@
 
 mod arena;
 pub(crate) mod backends;
+pub(crate) mod crew;
 mod fault;
 pub(crate) mod job;
 pub(crate) mod kind;

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use crate::storage::backends::Backend;
 use crate::storage::backends::positioned::{on_threads, read_claimed};
+use crate::storage::crew::Crew;
 use crate::storage::job::Job;
 use crate::trace::What;
 
@@ -19,26 +20,30 @@ const SCRATCH: usize = 1 << 20;
 pub(crate) struct MmapBackend {
     /// Bring mapped pages in, so that bytes are in hand and a file that ends early is an error.
     populate: bool,
+    crew: Arc<Crew>,
 }
 
 impl MmapBackend {
     /// Promises bytes in hand.
-    pub(crate) fn eager() -> Self {
-        Self { populate: true }
+    pub(crate) fn eager(crew: Arc<Crew>) -> Self {
+        let populate = true;
+        Self { populate, crew }
     }
 
     /// Leaves mapped pages to whoever touches them first.
-    pub(crate) fn lazy() -> Self {
-        Self { populate: false }
+    pub(crate) fn lazy(crew: Arc<Crew>) -> Self {
+        let populate = false;
+        Self { populate, crew }
     }
 }
 
 impl Backend for MmapBackend {
     fn execute(&self, job: &Arc<Job>) {
-        on_threads(job, |job, id| {
+        let in_hand = self.populate;
+        on_threads(&self.crew, job, move |job, id| {
             if !job.is_mapped(id) {
                 read_claimed(job, id);
-            } else if self.populate {
+            } else if in_hand {
                 populate(job, id);
             } else {
                 job.land_mapped(id);

@@ -4,54 +4,61 @@ use std::io;
 use std::sync::Arc;
 
 use crate::storage::backends::Backend;
+use crate::storage::crew::{Crew, Left};
 use crate::storage::job::{Claim, Flight, Job};
 use crate::storage::local::read_file_at;
 use crate::storage::{Access, Source};
 
-/// Threads that claim requests in turn. They live as long as the job, so that a load leaves no
-/// idle threads behind and a forked child misses none.
-#[derive(Debug)]
-pub(crate) struct SyncBackend;
+/// Threads that claim requests in turn.
+#[derive(Debug, Default)]
+pub(crate) struct SyncBackend {
+    crew: Arc<Crew>,
+}
+
+impl SyncBackend {
+    /// The helpers come from `crew`.
+    pub(crate) fn new(crew: Arc<Crew>) -> Self {
+        Self { crew }
+    }
+}
 
 impl Backend for SyncBackend {
     fn execute(&self, job: &Arc<Job>) {
-        on_threads(job, read_claimed);
+        on_threads(&self.crew, job, read_claimed);
     }
 }
 
 /// Runs `work` on every claimed request, on as many threads as the schedule has workers; the
 /// calling thread is one of them.
-pub(super) fn on_threads(job: &Job, work: impl Fn(&Job, u32) + Sync) {
-    let workers = job
-        .schedule()
-        .decision()
-        .workers
-        .min(job.schedule().requests.len());
-    std::thread::scope(|scope| {
-        for number in 1..workers {
-            let named = std::thread::Builder::new().name(format!("tensora-{number}"));
-            // A system short of threads still loads, with those that it gave.
-            if named
-                .spawn_scoped(scope, || claim_until_end(job, &work))
-                .is_err()
-            {
-                tracing::warn!(
-                    workers = number,
-                    "fewer workers than planned: no more threads"
-                );
-                break;
-            }
+pub(super) fn on_threads(
+    crew: &Arc<Crew>,
+    job: &Arc<Job>,
+    work: impl Fn(&Job, u32) + Clone + Send + Sync + 'static,
+) {
+    let schedule = job.schedule();
+    let workers = schedule.decision().workers.min(schedule.requests.len());
+    let help = {
+        let (job, work) = (Arc::clone(job), work.clone());
+        move || match claim_while_there_is(&job, &work) {
+            Some(_) => Left::Paused,
+            None => Left::Done,
         }
-        claim_until_end(job, &work);
+    };
+    crew.work(workers.saturating_sub(1), help, |helpers| {
+        while let Some(bytes) = claim_while_there_is(job, &work) {
+            job.wait_for_room(bytes);
+            helpers.call_again();
+        }
     });
 }
 
-fn claim_until_end(job: &Job, work: &(impl Fn(&Job, u32) + Sync)) {
+/// Works until there is nothing to claim; the bytes that the budget has no room for, if that is why.
+fn claim_while_there_is(job: &Job, work: &impl Fn(&Job, u32)) -> Option<u64> {
     loop {
         match job.claim() {
             Claim::Read(id) => work(job, id),
-            Claim::Full(bytes) => job.wait_for_room(bytes),
-            Claim::End => break,
+            Claim::Full(bytes) => return Some(bytes),
+            Claim::End => return None,
         }
     }
 }
@@ -116,7 +123,7 @@ mod tests {
                         _ => Fault::None,
                     }))
                 });
-                SyncBackend.execute(&trial.job);
+                SyncBackend::default().execute(&trial.job);
                 trial.assert_delivered();
             }
         }
@@ -131,7 +138,7 @@ mod tests {
             };
             Arc::new(FaultSource::new(memory, broken))
         });
-        SyncBackend.execute(&trial.job);
+        SyncBackend::default().execute(&trial.job);
         let failure = trial.outcome.failure();
         assert_eq!(failure.as_ref().unwrap().kind(), ErrorKind::Io);
         assert_eq!(trial.job.in_flight(), 0);
