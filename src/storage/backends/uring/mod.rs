@@ -3,6 +3,10 @@
 //! [`driver`] decides what to submit and what an answer means; it is the same over the kernel's
 //! rings and over an emulated one, through which sources without descriptors, and the faults of
 //! tests, come in. The kernel's rings read through a window of registered files.
+//!
+//! Staging buffers are not registered with the kernel, and completion work is not deferred
+//! (`DEFER_TASKRUN`): both were measured on staged loads of short rows, cold and warm, and the times
+//! with and without could not be told apart.
 
 pub(crate) mod driver;
 mod emulated;
