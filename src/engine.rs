@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use tokio::runtime::{Builder, Handle, Runtime};
 
 use crate::error::{Error, Result};
-use crate::facts::{IoUringAvailability, probe_io_uring};
+use crate::facts::{IoUringAvailability, Observer};
 use crate::policy::Profile;
 use crate::storage::backends::{Backend, MmapBackend, SyncBackend, TokioBackend, UringBackend};
 use crate::storage::{BackendKind, DescriptorCache};
@@ -32,7 +32,7 @@ pub struct Engine {
 struct Inner {
     descriptors: Arc<DescriptorCache>,
     runtime: Mutex<Option<PrivateRuntime>>,
-    io_uring: OnceLock<IoUringAvailability>,
+    observer: Observer,
     profile: Profile,
 }
 
@@ -51,7 +51,7 @@ impl Engine {
             inner: Arc::new(Inner {
                 descriptors: Arc::new(DescriptorCache::for_this_process()),
                 runtime: Mutex::new(None),
-                io_uring: OnceLock::new(),
+                observer: Observer::default(),
                 profile,
             }),
         }
@@ -70,10 +70,12 @@ impl Engine {
 
     /// Whether io_uring can be used; probed once.
     pub fn io_uring(&self) -> IoUringAvailability {
-        self.inner
-            .io_uring
-            .get_or_init(|| probe_io_uring().into())
-            .clone()
+        self.inner.observer.io_uring()
+    }
+
+    /// What observes the machine for loads, and keeps what stays as it is.
+    pub fn observer(&self) -> &Observer {
+        &self.inner.observer
     }
 
     /// The constants that loads are decided with.
@@ -130,7 +132,7 @@ impl Default for Engine {
 impl fmt::Debug for Engine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Engine")
-            .field("io_uring", &self.inner.io_uring.get())
+            .field("observer", &self.inner.observer)
             .field("profile", &self.inner.profile)
             .finish_non_exhaustive()
     }

@@ -1,12 +1,17 @@
 //! Turns, medians and verdicts.
 
 use std::any::Any;
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Instant;
 
 use memmap2::MmapOptions;
 use tensora::facts::process::{evict, usage};
-use tensora::{BackendKind, Checkpoint, Facts};
+use tensora::storage::{DescriptorCache, LocalFile, Source};
+use tensora::{Checkpoint, Facts, Loader};
 
 /// What is in the page cache before a timed run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,23 +31,84 @@ impl State {
         }
     }
 
-    fn prepare(self, files: &[PathBuf]) {
-        for file in files {
-            if self != State::Warm {
-                let left = evict(file).expect("our own file");
-                assert_eq!(left, 0, "{}: pages stayed after evicting", file.display());
-            }
-            let len = std::fs::metadata(file).expect("our own file").len();
+    /// Brings the page cache into this state.
+    pub fn prepare(self, extents: &[Extent]) {
+        for extent in extents {
+            let len = extent.range.end - extent.range.start;
             let wanted = match self {
                 State::Cold => 0,
                 State::Warm => len,
                 State::Half => len / 2,
             };
-            let mut source =
-                std::io::Read::take(std::fs::File::open(file).expect("our own file"), wanted);
-            std::io::copy(&mut source, &mut std::io::sink()).expect("our own file");
+            if self != State::Warm {
+                let left = evict(&extent.path).expect("our own file");
+                let path = extent.path.display();
+                assert_eq!(left, 0, "{path}: pages stayed after evicting");
+            } else if extent.is_resident() {
+                continue;
+            }
+            let mut file = File::open(&extent.path).expect("our own file");
+            file.seek(SeekFrom::Start(extent.range.start))
+                .expect("our own file");
+            std::io::copy(&mut file.take(wanted), &mut std::io::sink()).expect("our own file");
         }
     }
+}
+
+/// The part of a file that a case reads.
+#[derive(Debug, Clone)]
+pub struct Extent {
+    pub path: PathBuf,
+    pub range: Range<u64>,
+}
+
+impl Extent {
+    fn is_resident(&self) -> bool {
+        let len = self.range.end - self.range.start;
+        resident_bytes(std::slice::from_ref(self)) >= len
+    }
+}
+
+/// The files that a checkpoint's tensors lie in, whole.
+pub fn files_of(checkpoint: &Checkpoint) -> Vec<Extent> {
+    let whole = |source: &Arc<dyn Source>| Extent {
+        path: source.path().to_owned(),
+        range: 0..source.len(),
+    };
+    checkpoint.sources().iter().map(whole).collect()
+}
+
+/// The parts of files that a selection reads.
+pub fn extents_of(loader: &Loader) -> Vec<Extent> {
+    let plan = loader.plan().expect("a plan");
+    let mut parts: Vec<Option<Range<u64>>> = vec![None; plan.sources.len()];
+    for span in &plan.spans {
+        let end = span.offset + span.len;
+        let part = parts[span.source as usize].get_or_insert(span.offset..end);
+        *part = part.start.min(span.offset)..part.end.max(end);
+    }
+    let sources = plan.sources.iter().zip(parts);
+    sources
+        .filter_map(|(source, range)| {
+            Some(Extent {
+                path: source.path.clone(),
+                range: range?,
+            })
+        })
+        .collect()
+}
+
+fn resident_bytes(extents: &[Extent]) -> u64 {
+    let cache = Arc::new(DescriptorCache::new(1));
+    let of = |extent: &Extent| {
+        let file = LocalFile::open(&extent.path, &cache).expect("our own file");
+        let len = extent.range.end - extent.range.start;
+        let facts = Facts::probe(&[Arc::new(file)], &[(0, extent.range.start, len)]);
+        facts.sources[0]
+            .residency
+            .resident_bytes(extent.range.clone())
+    };
+    extents.iter().map(of).sum()
 }
 
 /// One way to get the bytes; what it returns is dropped after the clock has stopped.
@@ -54,21 +120,26 @@ impl<'a> Way<'a> {
     }
 }
 
-/// One line: what is measured, in which state, over which files, for how many bytes (0: times are
-/// compared and not rates).
+/// One line: what is measured, in which state, over which parts of files, for how many bytes (0:
+/// times are compared and not rates).
 pub struct Case<'a> {
     pub measure: String,
     pub state: State,
-    pub files: &'a [PathBuf],
+    pub extents: &'a [Extent],
     pub bytes: u64,
 }
 
 impl<'a> Case<'a> {
-    pub fn new(measure: impl Into<String>, state: State, files: &'a [PathBuf], bytes: u64) -> Self {
+    pub fn new(
+        measure: impl Into<String>,
+        state: State,
+        extents: &'a [Extent],
+        bytes: u64,
+    ) -> Self {
         Self {
             measure: measure.into(),
             state,
-            files,
+            extents,
             bytes,
         }
     }
@@ -107,6 +178,14 @@ impl Spread {
             mid: sorted[sorted.len() / 2],
             low,
             high,
+        }
+    }
+
+    fn exact(value: f64) -> Self {
+        Self {
+            mid: value,
+            low: value,
+            high: value,
         }
     }
 
@@ -164,7 +243,7 @@ impl Bench {
         for round in 0..self.repetitions {
             for turn in 0..ways.len() {
                 let index = (round + turn) % ways.len();
-                case.state.prepare(case.files);
+                case.state.prepare(case.extents);
                 back_memory(case.bytes);
                 let (before, begun) = (usage(), Instant::now());
                 let kept = (ways[index].0)();
@@ -204,7 +283,7 @@ impl Bench {
             return;
         }
         let runs = self.turns(case, &[&ours, &rival]);
-        let figure = |runs: &Runs| Spread::of(&runs.cpu);
+        let figure = |runs: &Runs| Spread::of(&runs.cpu).times(1e9 / case.bytes as f64);
         self.line(
             &case.measure,
             case.state.name(),
@@ -214,25 +293,18 @@ impl Bench {
         );
     }
 
-    /// CPU seconds per GB, against a number.
-    pub fn cpu(&mut self, case: &Case<'_>, ours: Way<'_>, at_most: f64) {
+    /// CPU seconds per GB, against a number; beside it what the same bytes cost those who do
+    /// nothing else, which no loader can go below.
+    pub fn cpu(&mut self, case: &Case<'_>, ours: Way<'_>, least: Way<'_>, at_most: f64) {
         if self.skips(&case.measure) {
             return;
         }
-        let runs = self.turns(case, &[&ours]);
-        let figure = Spread::of(&runs[0].cpu).times(1e9 / case.bytes as f64);
-        let one = Spread {
-            mid: 1.0,
-            low: 1.0,
-            high: 1.0,
-        };
-        self.line(
-            &case.measure,
-            case.state.name(),
-            figure,
-            one,
-            Goal::AtMost(at_most),
-        );
+        let runs = self.turns(case, &[&ours, &least]);
+        let figure = |runs: &Runs| Spread::of(&runs.cpu).times(1e9 / case.bytes as f64);
+        let (ours, least) = (figure(&runs[0]), figure(&runs[1]));
+        self.figure(&case.measure, case.state.name(), ours, at_most);
+        let measure = format!("{} / least possible", case.measure);
+        self.line(&measure, case.state.name(), ours, least, Goal::Shown);
     }
 
     /// Which of several ways is the fastest.
@@ -290,19 +362,14 @@ impl Bench {
     }
 
     /// Time to the first tensor as a part of the whole load, cold.
-    pub fn first_tensor(
-        &mut self,
-        measure: &str,
-        files: &[PathBuf],
-        checkpoint: &Checkpoint,
-        at_most: f64,
-    ) {
+    pub fn first_tensor(&mut self, measure: &str, checkpoint: &Checkpoint, at_most: f64) {
         if self.skips(measure) {
             return;
         }
+        let files = files_of(checkpoint);
         let (mut first, mut whole) = (Vec::new(), Vec::new());
         for _ in 0..self.repetitions {
-            State::Cold.prepare(files);
+            State::Cold.prepare(&files);
             back_memory(checkpoint.total_bytes());
             let tensors = checkpoint.load().expect("a load");
             let report = tensors.report();
@@ -318,56 +385,47 @@ impl Bench {
         );
     }
 
-    /// Disk reads of a warm load, and what a cold one leaves in the page cache, as parts of the bytes.
-    pub fn pages(&mut self, measure: &str, checkpoint: &Checkpoint, files: &[PathBuf]) {
+    /// Disk reads of a warm load, and what a cold one leaves in the page cache, as parts of the
+    /// bytes.
+    pub fn pages(&mut self, measure: &str, checkpoint: &Checkpoint) {
+        let files = files_of(checkpoint);
         let bytes = checkpoint.total_bytes() as f64;
-        let load = || {
-            checkpoint
-                .loader()
-                .backend(BackendKind::Default)
-                .load()
-                .expect("a load")
-        };
-        let exact = |value: f64| Spread {
-            mid: value,
-            low: value,
-            high: value,
-        };
         let name = format!("{measure}: disk bytes of a warm load / bytes");
         if !self.skips(&name) {
-            State::Warm.prepare(files);
+            State::Warm.prepare(&files);
             let before = usage();
-            drop(load());
+            drop(checkpoint.load().expect("a load"));
             let read = usage().since(&before).read_bytes.unwrap_or(0) as f64;
-            self.line(&name, "warm", exact(read), exact(bytes), Goal::AtMost(0.01));
+            self.figure(&name, "warm", Spread::exact(read / bytes), 0.01);
         }
         let name = format!("{measure}: page cache growth of a cold load / bytes");
         if !self.skips(&name) {
-            State::Cold.prepare(files);
-            drop(load());
-            let resident = resident_bytes(checkpoint) as f64;
-            self.line(
-                &name,
-                "cold",
-                exact(resident),
-                exact(bytes),
-                Goal::AtMost(0.05),
-            );
+            State::Cold.prepare(&files);
+            drop(checkpoint.load().expect("a load"));
+            let resident = resident_bytes(&files) as f64;
+            self.figure(&name, "cold", Spread::exact(resident / bytes), 0.05);
         }
     }
 
-    /// A ratio that is known without measuring.
-    pub fn note(&mut self, measure: &str, ratio: f64) {
+    /// A number that is no time, counted once, against its limit.
+    pub fn count(&mut self, measure: &str, counted: impl FnOnce() -> f64, at_most: f64) {
         if !self.skips(measure) {
-            println!("{measure}\t\t\t\t{ratio:.3}\tshown\t");
+            let counted = counted();
+            self.figure(measure, "", Spread::exact(counted), at_most);
         }
+    }
+
+    fn figure(&mut self, measure: &str, state: &str, figure: Spread, at_most: f64) {
+        let verdict = verdict(figure.mid <= at_most, figure.low <= at_most);
+        self.missed += u32::from(verdict == MISSED);
+        println!("{measure}\t{state}\t{figure}\t\t\t<= {at_most}\t{verdict}");
     }
 
     fn line(&mut self, measure: &str, state: &str, ours: Spread, rival: Spread, goal: Goal) {
         let ratio = ours.mid / rival.mid;
         // The ratio that the ranges still allow: only where even that misses is the line missed.
         let (goal, verdict) = match goal {
-            Goal::Shown => ("shown".to_owned(), "".to_owned()),
+            Goal::Shown => ("shown".to_owned(), ""),
             Goal::AtLeast(least) => (
                 format!(">= {least}"),
                 verdict(ratio >= least, ours.high / rival.low >= least),
@@ -377,43 +435,19 @@ impl Bench {
                 verdict(ratio <= most, ours.low / rival.high <= most),
             ),
         };
-        self.missed += u32::from(verdict == "MISSED");
+        self.missed += u32::from(verdict == MISSED);
         println!("{measure}\t{state}\t{ours}\t{rival}\t{ratio:.3}\t{goal}\t{verdict}");
     }
 }
 
-fn verdict(by_median: bool, by_range: bool) -> String {
+const MISSED: &str = "MISSED";
+
+fn verdict(by_median: bool, by_range: bool) -> &'static str {
     match (by_median, by_range) {
         (true, _) => "ok",
         (false, true) => "not separable",
-        (false, false) => "MISSED",
+        (false, false) => MISSED,
     }
-    .to_owned()
-}
-
-/// The files that a checkpoint's tensors lie in.
-pub fn files_of(checkpoint: &Checkpoint) -> Vec<PathBuf> {
-    checkpoint
-        .sources()
-        .iter()
-        .map(|source| source.path().to_owned())
-        .collect()
-}
-
-fn resident_bytes(checkpoint: &Checkpoint) -> u64 {
-    let ranges: Vec<_> = checkpoint
-        .sources()
-        .iter()
-        .enumerate()
-        .map(|(index, source)| (index as u32, 0, source.len()))
-        .collect();
-    let facts = Facts::probe(checkpoint.sources(), &ranges);
-    facts
-        .sources
-        .iter()
-        .zip(checkpoint.sources())
-        .map(|(facts, source)| facts.residency.resident_bytes(0..source.len()))
-        .sum()
 }
 
 /// Touches `bytes` of memory and gives them back.

@@ -19,7 +19,7 @@ pub struct Shape {
     chunk: usize,
 }
 
-const SHAPES: [Shape; 5] = [
+pub const SHAPES: [Shape; 5] = [
     Shape {
         threads: 1,
         chunk: 16 << 20,

@@ -4,11 +4,15 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use crate::measure::Way;
+use crate::measure::{Extent, Way};
+
+fn paths(files: &[Extent]) -> Vec<PathBuf> {
+    files.iter().map(|file| file.path.clone()).collect()
+}
 
 /// `std::fs::read` of file after file.
-pub fn native(files: &[PathBuf]) -> Way<'static> {
-    let files = files.to_vec();
+pub fn native(files: &[Extent]) -> Way<'static> {
+    let files = paths(files);
     Way::new(move || {
         let bytes: Vec<Vec<u8>> = files
             .iter()
@@ -19,8 +23,8 @@ pub fn native(files: &[PathBuf]) -> Way<'static> {
 }
 
 /// `std::fs::read` with a thread for each file.
-pub fn native_parallel(files: &[PathBuf]) -> Way<'static> {
-    let files = files.to_vec();
+pub fn native_parallel(files: &[Extent]) -> Way<'static> {
+    let files = paths(files);
     Way::new(move || {
         let bytes: Vec<Vec<u8>> = std::thread::scope(|scope| {
             let reads: Vec<_> = files
@@ -54,8 +58,8 @@ pub fn pread_into_vec(file: &Path) -> Way<'static> {
 }
 
 /// `tokio::fs::read` of all files at once.
-pub fn tokio_read(files: &[PathBuf]) -> Way<'static> {
-    let files = files.to_vec();
+pub fn tokio_read(files: &[Extent]) -> Way<'static> {
+    let files = paths(files);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .build()
         .expect("a runtime");

@@ -3,7 +3,10 @@
 use serde::Serialize;
 
 #[cfg(target_os = "linux")]
-use super::{cgroup, mounts::Mounts, procfs::kib_field};
+use super::{
+    cgroup::{Hierarchy, Usage},
+    procfs::kib_field,
+};
 
 /// Whether anonymous memory may come in transparent huge pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
@@ -89,14 +92,14 @@ impl MemoryFacts {
     }
 
     #[cfg(target_os = "linux")]
-    pub(super) fn probe(mounts: &Mounts) -> Self {
+    pub(super) fn probe(cgroups: &[Hierarchy]) -> Self {
         let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
         let meminfo = read("/proc/meminfo");
         let total_bytes = kib_field(&meminfo, "MemTotal:");
-        let tightest = cgroup::hierarchies(&read("/proc/self/cgroup"), mounts)
+        let tightest = cgroups
             .iter()
             .flat_map(|hierarchy| hierarchy.levels(total_bytes.unwrap_or(u64::MAX), read))
-            .min_by_key(cgroup::Usage::left);
+            .min_by_key(Usage::left);
         Self {
             total_bytes,
             available_bytes: kib_field(&meminfo, "MemAvailable:"),

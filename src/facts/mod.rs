@@ -15,6 +15,7 @@ mod filesystems;
 mod memory;
 #[cfg(target_os = "linux")]
 mod mounts;
+mod observer;
 #[cfg(target_os = "linux")]
 mod page_cache;
 #[cfg(target_os = "linux")]
@@ -28,6 +29,7 @@ use std::sync::Arc;
 use serde::Serialize;
 
 pub use memory::{HugePages, MemoryFacts};
+pub use observer::Observer;
 pub use residency::Residency;
 pub use storage::{DirectAlign, free_bytes};
 pub use uring::{IoUringAvailability, IoUringFacts, probe_io_uring};
@@ -47,6 +49,10 @@ pub struct Facts {
     pub io_uring: IoUringAvailability,
     /// One entry per source, in the order in which plans number them.
     pub sources: Vec<SourceFacts>,
+}
+
+fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
 }
 
 /// What was observed of one source.
@@ -105,77 +111,10 @@ impl Facts {
         }
     }
 
-    /// Observes this machine and, of each source, the parts that will be read.
-    ///
-    /// `ranges` are (index into `sources`, offset, length in bytes), in any order; they are clamped
-    /// to the sources. No page is faulted in and no content is read. Costs a fraction of a millisecond
-    /// per source, up to 4 ms for each GiB in the page cache, and some 50 ms more for a file whose
-    /// cached pages are scattered.
+    /// Observes this machine and, of each source, the parts that will be read, with an
+    /// [`Observer`] that is used only once.
     pub fn probe(sources: &[Arc<dyn Source>], ranges: &[(u32, u64, u64)]) -> Self {
-        Self::probe_with(probe_io_uring().into(), sources, ranges)
-    }
-
-    /// Like [`Facts::probe`], with an answer about io_uring that the caller kept: it does not
-    /// change while a process runs and costs a ring to find out.
-    pub fn probe_with(
-        io_uring: IoUringAvailability,
-        sources: &[Arc<dyn Source>],
-        ranges: &[(u32, u64, u64)],
-    ) -> Self {
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        #[cfg(target_os = "linux")]
-        return linux::probe(cores, io_uring, sources, ranges);
-        #[cfg(not(target_os = "linux"))]
-        return {
-            let _ = ranges;
-            let unknown = |source: &Arc<dyn Source>| SourceFacts {
-                local: source.local().is_some(),
-                ..SourceFacts::unknown(source.len())
-            };
-            Self {
-                cores,
-                huge_pages: HugePages::Unknown,
-                memory: MemoryFacts::default(),
-                io_uring,
-                sources: sources.iter().map(unknown).collect(),
-            }
-        };
-    }
-}
-
-#[cfg(target_os = "linux")]
-mod linux {
-    use std::ops::Range;
-    use std::sync::Arc;
-
-    use super::mounts::Mounts;
-    use super::{Facts, HugePages, IoUringAvailability, MemoryFacts, storage};
-    use crate::storage::Source;
-
-    pub fn probe(
-        cores: usize,
-        io_uring: IoUringAvailability,
-        sources: &[Arc<dyn Source>],
-        ranges: &[(u32, u64, u64)],
-    ) -> Facts {
-        let mounts = Mounts::read();
-        let mut wanted: Vec<Vec<Range<u64>>> = vec![Vec::new(); sources.len()];
-        for &(source, offset, len) in ranges {
-            if let Some(wanted) = wanted.get_mut(source as usize) {
-                wanted.push(offset..offset.saturating_add(len));
-            }
-        }
-        Facts {
-            cores,
-            huge_pages: HugePages::probe(),
-            memory: MemoryFacts::probe(&mounts),
-            io_uring,
-            sources: sources
-                .iter()
-                .zip(&wanted)
-                .map(|(source, wanted)| storage::probe(source.as_ref(), wanted, &mounts))
-                .collect(),
-        }
+        Observer::default().observe(sources, ranges)
     }
 }
 
@@ -224,9 +163,12 @@ mod tests {
         let residency = &facts.sources[1].residency;
         assert_eq!(residency.resident_bytes(100_000..150_000), 50_000);
         assert_eq!(residency.resident_bytes(299_999..300_000), 1);
-        let again = Facts::probe_with(facts.io_uring.clone(), &sources, &ranges);
-        assert_eq!(again.io_uring, facts.io_uring);
-        assert_eq!(again.sources, facts.sources);
+        let observer = Observer::default();
+        for time in ["first", "again"] {
+            let kept = observer.observe(&sources, &ranges);
+            assert_eq!(kept.io_uring, facts.io_uring, "{time}");
+            assert_eq!(kept.sources, facts.sources, "{time}");
+        }
         if cfg!(target_os = "linux") {
             assert!(facts.memory.total_bytes > Some(0));
             assert!(facts.memory.headroom_bytes() <= facts.memory.total_bytes);

@@ -32,14 +32,16 @@ pub fn free_bytes(path: impl AsRef<Path>) -> Option<u64> {
 }
 
 #[cfg(target_os = "linux")]
-pub(super) use linux::{medium_of, probe, ways};
+pub(super) use linux::{Places, medium_of, probe, ways};
 
 #[cfg(target_os = "linux")]
 mod linux {
+    use std::collections::HashMap;
     use std::fs::File;
     use std::ops::Range;
     use std::os::linux::fs::MetadataExt;
     use std::path::{Path, PathBuf};
+    use std::sync::{Mutex, PoisonError};
 
     use rustix::fs::{AtFlags, Statx, StatxFlags};
 
@@ -57,8 +59,66 @@ mod linux {
     /// An alignment beyond this is a misunderstanding.
     const LARGEST_ALIGN: u32 = 1 << 20;
 
+    /// What holds the files of one mounted filesystem.
+    #[derive(Debug, Clone)]
+    struct Place {
+        filesystem: String,
+        medium: Medium,
+        rotational: Option<bool>,
+        device: Option<String>,
+    }
+
+    /// What is known of filesystems, by mount and device.
+    #[derive(Debug, Default)]
+    pub struct Places(Mutex<HashMap<(Option<u64>, u64), Place>>);
+
+    impl Places {
+        fn of<'a>(
+            &self,
+            file: &File,
+            stat: Option<&Statx>,
+            mounts: impl FnOnce() -> &'a Mounts,
+        ) -> Place {
+            let Some(stat) = stat else {
+                return Place::find(file, None, mounts());
+            };
+            let device = rustix::fs::makedev(stat.stx_dev_major, stat.stx_dev_minor);
+            let key = (mount_id(stat), device);
+            let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            known
+                .entry(key)
+                .or_insert_with(|| Place::find(file, Some(stat), mounts()))
+                .clone()
+        }
+    }
+
+    impl Place {
+        fn find(file: &File, stat: Option<&Statx>, mounts: &Mounts) -> Self {
+            let (filesystem, mount) = filesystem_of(file, stat, mounts);
+            let medium = medium(&filesystem);
+            let disk = disk_below(file, mount);
+            Self {
+                rotational: match medium {
+                    Medium::Disk => disk.as_deref().and_then(rotational),
+                    _ => None,
+                },
+                device: match &disk {
+                    Some(disk) => name_of(disk),
+                    None => mount.map(|mount| mount.source.clone()),
+                },
+                filesystem,
+                medium,
+            }
+        }
+    }
+
     /// Observes one source; `ranges` are the parts that will be read.
-    pub fn probe(source: &dyn Source, ranges: &[Range<u64>], mounts: &Mounts) -> SourceFacts {
+    pub fn probe<'a>(
+        source: &dyn Source,
+        ranges: &[Range<u64>],
+        places: &Places,
+        mounts: impl FnOnce() -> &'a Mounts,
+    ) -> SourceFacts {
         let unknown = SourceFacts::unknown(source.len());
         let Some(local) = source.local() else {
             return unknown;
@@ -72,31 +132,23 @@ mod linux {
             }
         };
         let stat = statx(&file);
-        let (filesystem, mount) = filesystem_of(&file, stat.as_ref(), mounts);
-        let medium = medium(&filesystem);
-        let disk = disk_below(&file, mount);
+        let place = places.of(&file, stat.as_ref(), mounts);
         SourceFacts {
             local: true,
-            network: medium == Medium::Network,
-            rotational: match medium {
-                Medium::Disk => disk.as_deref().and_then(rotational),
-                _ => None,
-            },
-            device: match &disk {
-                Some(disk) => name_of(disk),
-                None => mount.map(|mount| mount.source.clone()),
-            },
-            direct: match medium {
+            network: place.medium == Medium::Network,
+            rotational: place.rotational,
+            device: place.device,
+            direct: match place.medium {
                 // The page cache is the storage: there is nothing to go around.
                 Medium::Memory => None,
-                _ => direct(local, stat.as_ref(), medium),
+                medium => direct(local, stat.as_ref(), medium),
             },
-            residency: match medium {
+            residency: match place.medium {
                 Medium::Memory => Residency::all(source.len()),
-                _ => page_cache::probe(&file, ways(medium), ranges)
+                medium => page_cache::probe(&file, ways(medium), ranges)
                     .unwrap_or_else(|| Residency::unknown(source.len())),
             },
-            filesystem,
+            filesystem: place.filesystem,
         }
     }
 
@@ -118,6 +170,10 @@ mod linux {
         rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, wanted).ok()
     }
 
+    fn mount_id(stat: &Statx) -> Option<u64> {
+        has(stat, StatxFlags::MNT_ID).then_some(stat.stx_mnt_id)
+    }
+
     fn has(stat: &Statx, flag: StatxFlags) -> bool {
         stat.stx_mask & flag.bits() != 0
     }
@@ -129,9 +185,7 @@ mod linux {
         stat: Option<&Statx>,
         mounts: &'a Mounts,
     ) -> (String, Option<&'a Mount>) {
-        let mount = stat
-            .filter(|stat| has(stat, StatxFlags::MNT_ID))
-            .and_then(|stat| mounts.get(stat.stx_mnt_id));
+        let mount = stat.and_then(mount_id).and_then(|id| mounts.get(id));
         let name = match mount {
             Some(mount) => canonical(&mount.kind).to_owned(),
             None => rustix::fs::fstatfs(file)
@@ -229,7 +283,12 @@ mod linux {
             let source = LocalFile::open(&link, &cache).unwrap();
             let mounts = Mounts::read();
             let whole = 0..source.len();
-            let facts = probe(&source, std::slice::from_ref(&whole), &mounts);
+            let facts = probe(
+                &source,
+                std::slice::from_ref(&whole),
+                &Places::default(),
+                || &mounts,
+            );
 
             // The longest mount point that contains the file is its mount.
             let real = std::fs::canonicalize(&path).unwrap();
@@ -256,7 +315,8 @@ mod linux {
         fn sources_that_are_no_files_or_are_gone_are_unknown() {
             let memory = MemorySource::new("bytes", vec![0; 10]);
             let mounts = Mounts::read();
-            assert_eq!(probe(&memory, &[], &mounts), SourceFacts::unknown(10),);
+            let observed = |source: &dyn Source| probe(source, &[], &Places::default(), || &mounts);
+            assert_eq!(observed(&memory), SourceFacts::unknown(10));
 
             let folder = tempfile::tempdir().unwrap();
             let cache = Arc::new(DescriptorCache::new(1));
@@ -269,7 +329,7 @@ mod linux {
             std::fs::remove_file(gone.path()).unwrap();
             // Pushes the descriptor of the first file out of the cache.
             drop(open("other"));
-            assert_eq!(probe(&gone, &[], &mounts), SourceFacts::unknown(4));
+            assert_eq!(observed(&gone), SourceFacts::unknown(4));
         }
 
         #[test]
@@ -281,7 +341,13 @@ mod linux {
             std::io::Write::write_all(&mut file, &[1; 5000]).unwrap();
             let cache = Arc::new(DescriptorCache::new(1));
             let source = LocalFile::open(file.path(), &cache).unwrap();
-            let facts = probe(&source, std::slice::from_ref(&(0..5000)), &Mounts::read());
+            let mounts = Mounts::read();
+            let facts = probe(
+                &source,
+                std::slice::from_ref(&(0..5000)),
+                &Places::default(),
+                || &mounts,
+            );
             if medium(&facts.filesystem) == Medium::Memory {
                 assert_eq!(facts.direct, None);
                 assert_eq!(facts.rotational, None);

@@ -192,12 +192,8 @@ impl Loader {
     pub fn facts(&self, plan: &ReadPlan) -> Facts {
         let range = |span: &Span| (span.source, span.offset, span.len);
         let ranges: Vec<_> = plan.spans.iter().map(range).collect();
-        let checkpoint = &self.checkpoint;
-        Facts::probe_with(
-            checkpoint.engine().io_uring(),
-            checkpoint.sources(),
-            &ranges,
-        )
+        let observer = self.checkpoint.engine().observer();
+        observer.observe(self.checkpoint.sources(), &ranges)
     }
 
     /// Loads the selection, blocking, and returns when every byte is in memory.
