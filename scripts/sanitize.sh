@@ -13,7 +13,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 # Where raw memory is handled without system calls, which Miri does not know: regions, and jobs over
 # sources in memory, read by threads and by a scripted ring that writes as late as a kernel.
-miri_filters=(storage::region storage::arena storage::progress storage::backends)
+miri_filters=(storage::region storage::arena storage::progress storage::staging storage::backends)
 # Leaves memory behind on purpose, as a broken ring does, which the leak detectors would report.
 leaks=a_broken_ring_never_answers
 host=$(rustc -vV | sed -n 's/^host: //p')

@@ -36,7 +36,7 @@ pub struct Schedule {
     pub(crate) places: Vec<Option<Place>>,
     /// For each tensor of the plan the bytes that are read for it.
     pub(crate) stored: Vec<u64>,
-    /// Largest staged request in bytes; 0 when nothing is staged.
+    /// Bytes of a staging buffer, which holds the largest staged request; 0 when nothing is staged.
     pub(crate) staging_bytes: u64,
     pub(crate) budget: Option<u64>,
     pub(crate) order: Order,

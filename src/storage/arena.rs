@@ -12,7 +12,7 @@ use memmap2::{MmapOptions, MmapRaw};
 use crate::storage::PAGE;
 
 /// Alignment that lets the system back memory with transparent huge pages, in bytes.
-const HUGE_PAGE: usize = 2 << 20;
+pub(super) const HUGE_PAGE: usize = 2 << 20;
 
 /// A zeroed, readable and writable stretch of private memory.
 #[derive(Debug)]

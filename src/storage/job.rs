@@ -17,6 +17,7 @@ use crate::schedule::{CopySpec, LandingSpec, Origin, Request, Schedule};
 use crate::storage::local::Replaced;
 use crate::storage::progress::{Progress, Step};
 use crate::storage::region::{Landing, Region, Tenancy};
+use crate::storage::staging::Staging;
 use crate::storage::{Access, PAGE, Source};
 use crate::trace::{Answer, Read, Stamp, Tracing, What};
 
@@ -152,8 +153,7 @@ pub(crate) struct Job {
     lacking: Box<[AtomicU64]>,
     /// Sources that have refused direct reads.
     refused: Box<[AtomicBool]>,
-    /// Staging buffers at rest.
-    staging: Mutex<Vec<Arc<Region>>>,
+    staging: Staging,
     /// Flights handed out and not yet handed back, in place and staged.
     flying: Arc<AtomicUsize>,
     pub(crate) counters: Counters,
@@ -184,7 +184,7 @@ impl Job {
                 .map(|&bytes| AtomicU64::new(bytes))
                 .collect(),
             refused: sources.iter().map(|_| AtomicBool::new(false)).collect(),
-            staging: Mutex::default(),
+            staging: Staging::new(schedule.staging_bytes),
             flying: Arc::default(),
             counters: Counters::default(),
             tracing: Tracing::default(),
@@ -382,11 +382,7 @@ impl Job {
                         scatter(copy, flight.landing.bytes(), region);
                     }
                 });
-                let buffer = flight.landing.into_region();
-                self.staging
-                    .lock()
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .push(buffer);
+                self.staging.give_back(flight.landing.into_region());
                 for copy in copies {
                     Counters::add(&self.counters.staged_bytes, copy.run * copy.count);
                     self.arrived(copy.tensor, copy.run * copy.count);
@@ -501,24 +497,21 @@ impl Job {
     }
 
     fn staging_buffer(&self) -> Result<Arc<Region>> {
-        let at_rest = self
-            .staging
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .pop();
-        match at_rest {
-            Some(buffer) => Ok(buffer),
-            None => {
-                let bytes = self.schedule.staging_bytes;
-                let memory = "staging";
-                self.tracing
-                    .span(
-                        || What::Allocate { bytes, memory },
-                        || Region::arena(bytes as usize, &[]),
-                    )
-                    .map_err(|error| no_memory(bytes).because(error))
-            }
-        }
+        self.staging.take(|bytes| {
+            let memory = "staging";
+            self.tracing
+                .span(
+                    || What::Allocate { bytes, memory },
+                    || Region::arena(bytes as usize, &[]),
+                )
+                .map_err(|error| no_memory(bytes).because(error))
+        })
+    }
+
+    /// Staging buffers made so far.
+    #[cfg(test)]
+    pub(crate) fn staging_buffers(&self) -> usize {
+        self.staging.made()
     }
 
     /// Credits `range` of a region to the tensors that lie in it.

@@ -62,6 +62,12 @@ impl LocalFile {
         Ok(file)
     }
 
+    /// What no other file that this process has opened is called.
+    #[cfg(all(target_os = "linux", feature = "io-uring"))]
+    pub(crate) fn id(&self) -> u64 {
+        self.id
+    }
+
     /// A descriptor for reading, from the cache or freshly opened. A file that is not the one that
     /// was opened first is refused.
     pub fn descriptor(&self, access: Access) -> io::Result<Arc<File>> {
@@ -172,6 +178,15 @@ fn open(path: &Path, access: Access) -> io::Result<File> {
     options.open(path)
 }
 
+/// The process's soft limit on descriptors.
+pub(crate) fn descriptor_limit() -> u64 {
+    #[cfg(unix)]
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    #[cfg(not(unix))]
+    let limit = None;
+    limit.unwrap_or(1024)
+}
+
 /// Whether an open failed because too many files are open: those of reads in flight, which end.
 pub(crate) fn is_out_of_descriptors(error: &io::Error) -> bool {
     #[cfg(unix)]
@@ -228,13 +243,7 @@ impl DescriptorCache {
     /// An eighth of the process's soft limit on descriptors, between 4 and 128: the rest is for the
     /// reads in flight and for the program around us.
     pub fn for_this_process() -> Self {
-        #[cfg(unix)]
-        let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile)
-            .current
-            .unwrap_or(1024);
-        #[cfg(not(unix))]
-        let limit = 1024;
-        Self::new((limit / 8).clamp(4, 128) as usize)
+        Self::new((descriptor_limit() / 8).clamp(4, 128) as usize)
     }
 
     fn locked(&self) -> std::sync::MutexGuard<'_, VecDeque<(u64, Access, Arc<File>)>> {

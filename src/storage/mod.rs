@@ -10,6 +10,7 @@ pub(crate) mod local;
 pub(crate) mod progress;
 pub(crate) mod region;
 pub(crate) mod source;
+pub(crate) mod staging;
 #[cfg(test)]
 mod testing;
 

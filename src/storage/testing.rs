@@ -126,6 +126,12 @@ impl Trial {
         let delivered = self.outcome.delivered.lock().unwrap();
         assert!(*delivered == self.expected, "delivered bytes differ");
         assert_eq!(self.job.in_flight(), 0);
+        let decision = self.job.schedule().decision();
+        let buffers = self.job.staging_buffers();
+        assert!(
+            buffers <= decision.workers * decision.queue_depth,
+            "{buffers} staging buffers"
+        );
     }
 }
 

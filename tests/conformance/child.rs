@@ -57,6 +57,7 @@ fn role() {
         "count-faults" => crate::counts::count_faults(&argument),
         "count-disk" => crate::counts::count_disk(&argument),
         "count-calls" => crate::counts::count_calls(&argument),
+        "no-registered-files" => crate::denied::no_registered_files(&argument),
         "no-locked-memory" => crate::denied::no_locked_memory(),
         other => panic!("no role {other}"),
     }

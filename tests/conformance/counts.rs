@@ -235,8 +235,8 @@ fn page_faults_of_warm_loads() {
 fn other_faults(plan: &Plan, buffers: u64, huge: bool) -> u64 {
     // Up to 800 bytes of plan, schedule and result for each tensor; some buffers and stacks.
     let lists = plan.files * plan.tensors * 800 / 4096;
-    // A buffer is a little shorter than its chunk, so that half of it is on small pages.
-    let buffer = CHUNK / 4096 / if huge { 2 } else { 1 };
+    // A buffer has whole huge pages, and is faulted in once, however many reads use it.
+    let buffer = CHUNK / if huge { 2 * MIB } else { 4096 };
     let staging = if plan.staged > 0 { buffers * buffer } else { 0 };
     400 + lists + staging
 }

@@ -1,4 +1,5 @@
-//! io_uring denied for real: by a seccomp filter, and by the limit on locked memory.
+//! io_uring denied for real, whole or in part: by a seccomp filter, and by the limit on locked
+//! memory.
 
 use rustix::process::{Resource, Rlimit, setrlimit};
 use tensora::facts::IoUringAvailability;
@@ -6,9 +7,10 @@ use tensora::storage::UnavailableReason;
 use tensora::{AccessMode, BackendKind, Checkpoint, Dtype, Engine, ErrorKind};
 
 use crate::child;
-use crate::deny_io_uring::deny_io_uring;
-use crate::limits::sparse;
-use crate::support::{block_on, check_every_verb, expected};
+use crate::deny_io_uring::{deny, deny_io_uring};
+use crate::limits::{many, sparse};
+use crate::log::Log;
+use crate::support::{block_on, check_every_verb, compare, expected};
 
 #[test]
 fn a_filter_that_forbids_io_uring() {
@@ -23,6 +25,50 @@ fn a_system_without_io_uring() {
 #[test]
 fn a_limit_of_no_locked_memory() {
     child::run("no-locked-memory", "");
+}
+
+#[test]
+fn files_that_cannot_be_registered_are_read_through_descriptors() {
+    // The table, as old kernels refuse it, and a slot of it.
+    const FILES2: i32 = 13;
+    const FILES_UPDATE: i32 = 6;
+    for (opcode, errno) in [
+        (FILES2, libc::EINVAL),
+        (FILES2, libc::ENOMEM),
+        (FILES_UPDATE, libc::EPERM),
+    ] {
+        child::run("no-registered-files", &format!("{opcode} {errno}"));
+    }
+}
+
+pub fn no_registered_files(argument: &str) {
+    let (opcode, errno) = argument.split_once(' ').unwrap();
+    let (opcode, errno): (u32, i32) = (opcode.parse().unwrap(), errno.parse().unwrap());
+    let engine = Engine::new();
+    if let IoUringAvailability::Unavailable(reason) = engine.io_uring() {
+        use std::io::Write;
+        let _ = writeln!(std::io::stderr(), "SKIPPED: registered files: {reason}");
+        return;
+    }
+    let log = Log::listen();
+    // The second argument of six, whose lower half is the opcode.
+    let second = 24 + if cfg!(target_endian = "big") { 4 } else { 0 };
+    deny(
+        errno,
+        &[(0, libc::SYS_io_uring_register as u32), (second, opcode)],
+    );
+    let sample = many();
+    let options = Checkpoint::options().engine(engine);
+    let checkpoint = options.open(sample.folder.path()).unwrap();
+    let loader = checkpoint.loader().settings(tensora::Settings {
+        backend: BackendKind::IoUring,
+        workers: Some(3),
+        ..tensora::Settings::default()
+    });
+    let loaded = loader.load().unwrap();
+    compare("no registered files", &loaded, &sample.all());
+    let said = log.take("cannot be registered");
+    assert_eq!(said.len(), 1, "once for a load of three rings: {said:?}");
 }
 
 pub fn denied(errno: &str) {

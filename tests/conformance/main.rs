@@ -11,6 +11,7 @@ mod denied;
 mod deny_io_uring;
 mod faults;
 mod limits;
+mod log;
 mod memory;
 mod random;
 mod settings;

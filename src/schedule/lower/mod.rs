@@ -11,6 +11,7 @@ use crate::plan::ReadPlan;
 use crate::policy::{self, Applied, Decision};
 use crate::schedule::{CopySpec, LandingSpec, Origin, Place, RegionSpec, Request, Schedule};
 use crate::settings::{AccessMode, Order, Settings};
+use crate::storage::staging::buffer_bytes;
 use crate::storage::{BackendKind, PAGE};
 
 use self::units::{Cutter, Form};
@@ -129,13 +130,14 @@ impl Lowering<'_> {
         }
         // A budget admits region after region; all requests of one come before those of the next.
         self.requests.sort_by_key(|request| request.region);
-        let staging_bytes = self
+        let longest_staged = self
             .requests
             .iter()
             .filter(|request| matches!(request.landing, LandingSpec::Staged { .. }))
             .map(|request| request.len)
             .max()
             .unwrap_or(0);
+        let staging_bytes = buffer_bytes(longest_staged);
         let (settings, preset) = (self.settings, &applied.preset);
         policy::bound_staging(&mut self.decision, settings, preset, staging_bytes);
         Schedule {

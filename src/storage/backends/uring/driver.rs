@@ -15,8 +15,16 @@ mod tests;
 const ABANDON_STEP: Duration = Duration::from_millis(1);
 const ABANDON_STEPS: u32 = 1000;
 
+/// Bytes that Linux moves in one read at most: 2 GiB less a page.
+const LONGEST_READ: usize = 0x7fff_f000;
+
 /// A queue of reads with answers out of order.
 pub(crate) trait Ring {
+    /// Bytes that one read may have; longer ones are read in parts.
+    fn longest(&self) -> usize {
+        LONGEST_READ
+    }
+
     /// Queues a read of `source` at `offset` into `buffer`. The ring may write to the buffer until
     /// it returns `token` from [`reap`](Ring::reap); the caller keeps it alive and untouched until
     /// then.
@@ -151,6 +159,8 @@ fn submit(job: &Job, ring: &mut dyn Ring, flights: &mut Flights, slot: usize, mu
         let access = flight.progress.access;
         let token = flights.token(slot);
         let (offset, rest) = flight.rest(request);
+        let longest = rest.len().min(ring.longest());
+        let rest = &mut rest[..longest];
         let push = || ring.push(token, &**source, access, offset, rest);
         match job.tracing.span(|| What::Submit, push) {
             Ok(()) => return flights.put(slot, flight),

@@ -44,6 +44,8 @@ struct Script {
     cancel_after: u64,
     /// A broken ring still hands out what it has.
     answers_when_broken: bool,
+    /// Bytes that one read may have.
+    longest: usize,
 }
 
 const WELL: Script = Script {
@@ -53,6 +55,7 @@ const WELL: Script = Script {
     stale: false,
     cancel_after: u64::MAX,
     answers_when_broken: true,
+    longest: LONGEST_READ,
 };
 
 struct ScriptedRing {
@@ -118,6 +121,10 @@ impl ScriptedRing {
 }
 
 impl Ring for ScriptedRing {
+    fn longest(&self) -> usize {
+        self.script.longest
+    }
+
     fn push(
         &mut self,
         token: u64,
@@ -128,6 +135,7 @@ impl Ring for ScriptedRing {
     ) -> io::Result<()> {
         assert!(!self.broken, "pushed into a broken ring");
         assert!(!buffer.is_empty(), "a read of nothing");
+        assert!(buffer.len() <= self.script.longest, "too long a read");
         assert!(self.pending.len() < self.depth, "more reads than the depth");
         self.pushes += 1;
         if let Some(errno) = (self.script.push)(&mut self.random, self.pushes) {
@@ -247,6 +255,24 @@ fn fails_with(kind: ErrorKind) -> impl Fn(&Trial, &ScriptedRing) {
 #[test]
 fn answers_in_any_order_deliver_every_tensor() {
     run(|| WELL, |trial, _| trial.assert_delivered());
+}
+
+#[test]
+fn reads_longer_than_the_kernel_takes_go_on_where_they_were_cut() {
+    assert_eq!(LONGEST_READ as u64, (2 << 30) - 4096);
+    let script = || Script {
+        // Chunks have 4096 bytes.
+        longest: 1000,
+        answer: |random, _, _| match random.below(4) {
+            0 => Answer::Short,
+            _ => Answer::All,
+        },
+        ..WELL
+    };
+    run(script, |trial, ring| {
+        trial.assert_delivered();
+        assert!(ring.answers > SIZES.iter().sum::<u64>() / 1000);
+    });
 }
 
 #[test]
