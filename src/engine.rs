@@ -98,7 +98,7 @@ impl Engine {
                 Box::new(SyncBackend::new(Arc::clone(self.crew())))
             }
             BackendKind::Async => Box::new(TokioBackend::new(self.runtime()?)),
-            BackendKind::IoUring => Box::new(UringBackend),
+            BackendKind::IoUring => Box::new(UringBackend::new(Arc::clone(self.crew()))),
             BackendKind::Mmap => Box::new(MmapBackend::eager(Arc::clone(self.crew()))),
         })
     }

@@ -37,7 +37,7 @@ struct Plan {
     staged: u64,
     /// Reads: from, to.
     reads: (u64, u64),
-    /// Upper limit of system calls, threads' waits for each other left out.
+    /// Upper limit of system calls, threads' waits for each other and the allocator's left out.
     calls: u64,
 }
 
@@ -76,8 +76,7 @@ const PLANS: &[Plan] = &[
         read: 20_000 * KIB,
         staged: 0,
         reads: (5, 7),
-        // The allocator grows the heaps of threads bit by bit.
-        calls: 400,
+        calls: 260,
     },
     Plan {
         name: "short rows",
@@ -385,11 +384,14 @@ fn system_calls_of_warm_loads() {
             let what = format!("{}, {backend}", plan.name);
             // How often threads wait for each other is a matter of luck, but it is not once for
             // each tensor.
-            let waits = ["futex", "sched_yield", "restart_syscall"];
+            // The allocator grows its heaps as it likes.
+            let left_out = ["futex", "sched_yield", "restart_syscall", "mprotect", "brk"];
             let futex = per_load("futex");
             let tensors = plan.files * plan.tensors;
             assert!(futex <= tensors / 2 + 500, "{what}: {futex} futex calls");
-            let names = three.keys().filter(|name| !waits.contains(&name.as_str()));
+            let names = three
+                .keys()
+                .filter(|name| !left_out.contains(&name.as_str()));
             let all: u64 = names.map(|name| per_load(name)).sum();
             assert!(
                 all <= plan.calls,

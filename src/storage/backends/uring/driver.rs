@@ -3,6 +3,7 @@
 use std::io;
 use std::time::Duration;
 
+use crate::storage::crew::Left;
 use crate::storage::job::{Claim, Flight, Job};
 use crate::storage::local::is_out_of_descriptors;
 use crate::storage::{Access, Source};
@@ -50,18 +51,27 @@ pub(crate) trait Ring {
     fn cancel(&mut self, tokens: &mut dyn Iterator<Item = u64>);
 }
 
-/// Reads what the job has to give through `ring`, at most `depth` reads at once. Returns when
-/// nothing is in flight.
-pub(crate) fn drive(job: &Job, ring: &mut dyn Ring, depth: usize) {
+/// Reads what the job has to give through `ring`, at most `depth` reads at once. Returns when nothing
+/// is in flight.
+///
+/// `full` is asked when the budget has no room for so many bytes and nothing is in flight that could
+/// make some: it waits and says `true`, or says `false` to leave the rest to others.
+pub(crate) fn drive(
+    job: &Job,
+    ring: &mut dyn Ring,
+    depth: usize,
+    mut full: impl FnMut(u64) -> bool,
+) -> Left {
     let mut flights = Flights::new(depth);
     let mut cancel_asked = false;
     loop {
         let last_claim = fill(job, ring, &mut flights);
         if flights.count == 0 && flights.parked.is_empty() {
             match last_claim {
-                Claim::Full(bytes) => job.wait_for_room(bytes),
+                Claim::Full(bytes) if full(bytes) => {}
+                Claim::Full(_) => return Left::Paused,
                 Claim::Read(_) => {}
-                Claim::End => return,
+                Claim::End => return Left::Done,
             }
             continue;
         }
@@ -74,7 +84,8 @@ pub(crate) fn drive(job: &Job, ring: &mut dyn Ring, depth: usize) {
             && !is_retryable(&error)
         {
             job.fail_read(flights.any_request(), error);
-            return abandon(job, ring, flights);
+            abandon(job, ring, flights);
+            return Left::Done;
         }
         while let Some((token, result)) = ring.reap() {
             // Tokens that are not in flight belong to cancellations.

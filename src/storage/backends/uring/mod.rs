@@ -16,11 +16,12 @@ mod kernel;
 mod window;
 
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use crate::error::{Error, ErrorKind};
 use crate::storage::backends::Backend;
+use crate::storage::crew::{Crew, Left};
 use crate::storage::job::Job;
 use crate::storage::local::is_out_of_descriptors;
 
@@ -28,75 +29,59 @@ use self::driver::{Ring, drive};
 use self::emulated::EmulatedRing;
 
 #[derive(Debug)]
-pub(crate) struct UringBackend;
+pub(crate) struct UringBackend {
+    crew: Arc<Crew>,
+}
+
+impl UringBackend {
+    /// Rings beside the calling thread's are driven by threads of `crew`.
+    pub(crate) fn new(crew: Arc<Crew>) -> Self {
+        Self { crew }
+    }
+}
 
 impl Backend for UringBackend {
     fn execute(&self, job: &Arc<Job>) {
         let decision = job.schedule().decision();
+        let depth = decision.queue_depth;
         let rings = decision.workers.min(job.schedule().requests.len()).max(1);
-        let crew = Crew::default();
-        std::thread::scope(|scope| {
-            for number in 1..rings {
-                let named = std::thread::Builder::new().name(format!("tensora-ring-{number}"));
-                if named.spawn_scoped(scope, || crew.join(job)).is_err() {
-                    tracing::warn!(rings = number, "fewer rings than planned: no more threads");
-                    break;
+        // Whether one of the rings has said that files cannot be registered.
+        let said = Arc::new(AtomicBool::new(false));
+        let mut ring = match make_ring(job, &said) {
+            Ok(ring) => ring,
+            Err(error) => return job.sink().fail(no_ring(depth, error)),
+        };
+        let help = {
+            let job = Arc::clone(job);
+            // Locked memory and descriptors are counted per user and per process: one ring may be
+            // granted and the next refused, and then those that exist do the work. A ring belongs
+            // to one thread: who pauses and comes back makes another.
+            move || match make_ring(&job, &said) {
+                Ok(mut ring) => drive(&job, &mut *ring, depth, |_| false),
+                Err(error) => {
+                    tracing::warn!(%error, "going on with fewer rings");
+                    Left::Done
                 }
             }
-            crew.join(job);
+        };
+        self.crew.work(rings - 1, help, |helpers| {
+            drive(job, &mut *ring, depth, |bytes| {
+                job.wait_for_room(bytes);
+                helpers.call_again();
+                true
+            });
         });
-        crew.check(job);
     }
 }
 
-/// The rings of a job. Locked memory and descriptors are counted per user and per process: one
-/// ring may be granted and the next refused, and then those that exist do the work.
-#[derive(Default)]
-struct Crew {
-    made: AtomicUsize,
-    refusal: Mutex<Option<io::Error>>,
-    /// Whether one of them has said that files cannot be registered.
-    said: Arc<AtomicBool>,
-}
-
-impl Crew {
-    /// Makes a ring and drives it to the end of the job.
-    fn join(&self, job: &Job) {
-        match make_ring(job, &self.said) {
-            Ok(mut ring) => {
-                self.made.fetch_add(1, Ordering::Relaxed);
-                drive(job, &mut *ring, job.schedule().decision().queue_depth);
-            }
-            Err(error) => {
-                tracing::warn!(%error, "going on with fewer rings");
-                *self.refusal.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
-            }
-        }
-    }
-
-    /// Fails the job when there was no ring at all.
-    fn check(self, job: &Job) {
-        let refusal = self
-            .refusal
-            .into_inner()
-            .unwrap_or_else(PoisonError::into_inner);
-        if let (0, Some(error)) = (self.made.into_inner(), refusal) {
-            let depth = job.schedule().decision().queue_depth;
-            let help = if is_out_of_descriptors(&error) {
-                "raise ulimit -n, close files, or use the default backend"
-            } else {
-                "raise ulimit -l, use a smaller queue depth, or the default backend"
-            };
-            job.sink().fail(
-                Error::new(
-                    ErrorKind::Io,
-                    format!("cannot make an io_uring of depth {depth}"),
-                )
-                .help(help)
-                .because(error),
-            );
-        }
-    }
+fn no_ring(depth: usize, error: io::Error) -> Error {
+    let help = if is_out_of_descriptors(&error) {
+        "raise ulimit -n, close files, or use the default backend"
+    } else {
+        "raise ulimit -l, use a smaller queue depth, or the default backend"
+    };
+    let what = format!("cannot make an io_uring of depth {depth}");
+    Error::new(ErrorKind::Io, what).help(help).because(error)
 }
 
 fn make_ring(job: &Job, said: &Arc<AtomicBool>) -> io::Result<Box<dyn Ring>> {

@@ -227,7 +227,11 @@ fn run(script: impl Fn() -> Script, judge: impl Fn(&Trial, &ScriptedRing)) {
         let depth = 1 + (seed % 9) as usize;
         let trial = Trial::new(SIZES, &settings(seed), |source| source);
         let mut ring = ScriptedRing::new(seed, depth, script(), &trial);
-        drive(&trial.job, &mut ring, depth);
+        let left = drive(&trial.job, &mut ring, depth, |bytes| {
+            trial.job.wait_for_room(bytes);
+            true
+        });
+        assert_eq!(left, Left::Done);
         if !ring.broken {
             assert!(
                 ring.pending.is_empty(),
@@ -407,7 +411,11 @@ fn reads_that_a_broken_ring_never_answers_are_leaked_and_counted() {
     };
     let trial = Trial::new(SIZES, &settings(1), |source| source);
     let mut ring = ScriptedRing::new(1, 4, script, &trial);
-    drive(&trial.job, &mut ring, 4);
+    let left = drive(&trial.job, &mut ring, 4, |bytes| {
+        trial.job.wait_for_room(bytes);
+        true
+    });
+    assert_eq!(left, Left::Done);
     let leaked = trial.job.counters.leaked.load(Ordering::Relaxed);
     assert!(leaked > 0);
     assert_eq!(leaked, ring.pending.len() as u64);
