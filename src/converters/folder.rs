@@ -112,23 +112,7 @@ impl OutputFolder {
     /// # Errors
     /// [`ErrorKind::Io`] when fewer than `needed` bytes are free.
     pub fn require_space(&self, needed: u64) -> Result<()> {
-        #[cfg(unix)]
-        if let Ok(stat) = rustix::fs::statvfs(self.path())
-            && stat.f_blocks > 0
-        {
-            let free = stat.f_bavail.saturating_mul(stat.f_frsize);
-            if free < needed {
-                return Err(Error::new(
-                    ErrorKind::Io,
-                    format!("{needed} bytes are to be written, and {free} are free here"),
-                )
-                .at(self.path())
-                .help("free some space, or choose a folder on another disk"));
-            }
-        }
-        #[cfg(not(unix))]
-        let _ = needed;
-        Ok(())
+        require_space(self.path(), needed)
     }
 
     /// The output is complete: unlocks the folder, calls `last`, which may move it, and keeps
@@ -409,6 +393,27 @@ pub(super) fn exists_already(path: &Path) -> Error {
         .help("choose another folder, or remove the file first")
 }
 
+/// As [`OutputFolder::require_space`], for any folder that is there.
+pub(crate) fn require_space(folder: &Path, needed: u64) -> Result<()> {
+    #[cfg(unix)]
+    if let Ok(stat) = rustix::fs::statvfs(folder)
+        && stat.f_blocks > 0
+    {
+        let free = stat.f_bavail.saturating_mul(stat.f_frsize);
+        if free < needed {
+            return Err(Error::new(
+                ErrorKind::Io,
+                format!("{needed} bytes are to be written, and {free} are free here"),
+            )
+            .at(folder)
+            .help("free some space, or choose a folder on another disk"));
+        }
+    }
+    #[cfg(not(unix))]
+    let _ = (folder, needed);
+    Ok(())
+}
+
 fn refuse_occupied(folder: &Path) -> Result<()> {
     let entries = match std::fs::read_dir(folder) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -475,7 +480,7 @@ fn is_temporary(name: &OsStr) -> bool {
 
 /// Whether the open file is still the one of this name.
 #[cfg(unix)]
-fn is_at(file: &File, path: &Path) -> bool {
+pub(crate) fn is_at(file: &File, path: &Path) -> bool {
     use std::os::unix::fs::MetadataExt;
     match (file.metadata(), path.symlink_metadata()) {
         (Ok(a), Ok(b)) => (a.dev(), a.ino()) == (b.dev(), b.ino()),
@@ -485,11 +490,11 @@ fn is_at(file: &File, path: &Path) -> bool {
 
 /// Elsewhere a file that is open keeps its name until it is closed.
 #[cfg(not(unix))]
-fn is_at(_: &File, path: &Path) -> bool {
+pub(crate) fn is_at(_: &File, path: &Path) -> bool {
     path.exists()
 }
 
-fn has_no_locks(error: &io::Error) -> bool {
+pub(crate) fn has_no_locks(error: &io::Error) -> bool {
     #[cfg(unix)]
     if error.raw_os_error() == Some(libc::ENOLCK) {
         return true;
@@ -505,7 +510,7 @@ fn parent_of(path: &Path) -> PathBuf {
 }
 
 /// Makes renames within `folder` durable. Only Unix can: elsewhere this does nothing.
-fn sync_folder(folder: &Path) -> Result<()> {
+pub(crate) fn sync_folder(folder: &Path) -> Result<()> {
     #[cfg(unix)]
     {
         let file = File::open(folder).map_err(|error| Error::io("open", folder, error))?;
