@@ -424,19 +424,24 @@ impl Client {
     }
 
     /// A checkpoint's path from what a user typed: a path that exists, else a model that is found
-    /// in the cache or downloaded.
+    /// in the cache or downloaded. `adjust` says what is wanted of it, beside its weights.
     ///
     /// # Errors
     /// [`ErrorKind::NotFound`] for what looks like a path and does not exist; else as
     /// [`pull`](Self::pull).
-    pub fn resolve(&self, name_or_path: impl AsRef<Path>, revision: Option<&str>) -> Result<PathBuf> {
+    pub fn resolve(
+        &self,
+        name_or_path: impl AsRef<Path>,
+        revision: Option<&str>,
+        adjust: impl FnOnce(Pull) -> Pull,
+    ) -> Result<PathBuf> {
         let name = name_or_path.as_ref();
         if let Some(path) = cache::existing(name, revision) {
             return Ok(path);
         }
         match name.to_str() {
             Some(id) if !cache::looks_like_a_path(id) => {
-                let pull = Pull::new(id).revision(revision);
+                let pull = adjust(Pull::new(id).revision(revision));
                 Ok(self.pull(&pull)?.path)
             }
             // The same words as without a client.
