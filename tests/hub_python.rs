@@ -86,7 +86,10 @@ fn what_python_downloads_we_find() {
     for revision in [COMMIT, "main"] {
         let pull = Pull::new(ID).revision(Some(revision));
         let found = client.clone().offline(true).pull(&pull).unwrap();
-        assert_eq!(found.path().canonicalize().unwrap(), Path::new(&folder).canonicalize().unwrap());
+        assert_eq!(
+            found.path().canonicalize().unwrap(),
+            Path::new(&folder).canonicalize().unwrap()
+        );
         check(&hub, found.path());
     }
     client.pull(&Pull::new(ID).revision(Some(COMMIT))).unwrap();
@@ -121,12 +124,23 @@ print(folder)
 "
     );
     let folder = run(python(&hub, cache.path(), &offline));
-    assert_eq!(Path::new(&folder).canonicalize().unwrap(), snapshot.path().canonicalize().unwrap());
+    assert_eq!(
+        Path::new(&folder).canonicalize().unwrap(),
+        snapshot.path().canonicalize().unwrap()
+    );
     assert_eq!(hub.requests().len(), requests);
     // Online it asks, and downloads nothing again.
-    let sent = hub.requests().iter().filter(|line| line.contains("/storage/")).count();
+    let sent = hub
+        .requests()
+        .iter()
+        .filter(|line| line.contains("/storage/"))
+        .count();
     run(python(&hub, cache.path(), PULL));
-    let again = hub.requests().iter().filter(|line| line.contains("/storage/")).count();
+    let again = hub
+        .requests()
+        .iter()
+        .filter(|line| line.contains("/storage/"))
+        .count();
     assert_eq!(again, sent);
 }
 
@@ -137,7 +151,11 @@ fn both_at_once_download_each_file_once() {
     hub.state().pause = Some(Duration::from_millis(3));
     let cache = tempfile::tempdir().unwrap();
     let mut theirs = python(&hub, cache.path(), PULL);
-    let theirs = theirs.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let theirs = theirs
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
     let ours = client(&hub, cache.path());
     let snapshot = ours.pull(&Pull::new(ID)).unwrap();
     let output = theirs.wait_with_output().unwrap();
@@ -157,7 +175,9 @@ hf_hub_download('org/name', '{ONE}')
 "
     );
     let mut theirs = python(&hub, cache.path(), &one).spawn().unwrap();
-    let lock = cache.path().join(format!(".locks/models--org--name/{etag}.lock"));
+    let lock = cache
+        .path()
+        .join(format!(".locks/models--org--name/{etag}.lock"));
     let storage = format!("GET /storage/{ONE}");
     while !hub.requests().iter().any(|line| line.starts_with(&storage)) {
         assert!(theirs.try_wait().unwrap().is_none());
@@ -167,6 +187,10 @@ hf_hub_download('org/name', '{ONE}')
     let snapshot = client(&hub, cache.path()).pull(&Pull::new(ID)).unwrap();
     assert!(theirs.wait().unwrap().success());
     check(&hub, snapshot.path());
-    let file = snapshot.files().iter().find(|file| file.path == ONE).unwrap();
+    let file = snapshot
+        .files()
+        .iter()
+        .find(|file| file.path == ONE)
+        .unwrap();
     assert_eq!(file.downloaded, 0);
 }

@@ -47,9 +47,8 @@ impl Hub {
         let client = Client::from_env()?;
         let offline = self.offline || client.is_offline();
         let client = client.offline(offline);
-        let no_bars = std::env::var("HF_HUB_DISABLE_PROGRESS_BARS").is_ok_and(|value| {
-            ["1", "ON", "YES", "TRUE"].contains(&&*value.to_ascii_uppercase())
-        });
+        let no_bars = std::env::var("HF_HUB_DISABLE_PROGRESS_BARS")
+            .is_ok_and(|value| ["1", "ON", "YES", "TRUE"].contains(&&*value.to_ascii_uppercase()));
         if quiet || no_bars {
             return Ok(client);
         }

@@ -76,7 +76,12 @@ fn the_commands_of_the_readme_work_online_and_then_without_a_hub() {
         .lines()
         .filter_map(|line| line.strip_prefix("cargo run --release --bin "))
         .filter(|line| line.contains("Qwen/Qwen3-0.6B"))
-        .map(|line| line.split_whitespace().filter(|word| *word != "--").collect())
+        .map(|line| {
+            line.split_whitespace()
+                .filter(|word| *word != "--")
+                .map(|word| word.trim_matches('\''))
+                .collect()
+        })
         .collect();
     let has = |words: &[&str]| commands.iter().any(|command| command[..] == *words);
     let wanted = "profile safetensors default --model-id Qwen/Qwen3-0.6B --iterations 1";
@@ -126,17 +131,30 @@ fn pull_reports_and_cache_lists_what_is_there() {
 
     let json = sandbox.json_lines("tensora", &["cache", "--json"]);
     let model = &json[0]["models"][0];
-    assert_eq!((&model["id"], &model["unfinished_bytes"]), (&ID.into(), &0.into()));
+    assert_eq!(
+        (&model["id"], &model["unfinished_bytes"]),
+        (&ID.into(), &0.into())
+    );
     assert_eq!(model["bytes"], report["bytes"]);
     let snapshot = &model["snapshots"][0];
     assert_eq!(snapshot["refs"], serde_json::json!(["main"]));
-    assert_eq!((&snapshot["complete"], &snapshot["files"]), (&true.into(), &5.into()));
+    assert_eq!(
+        (&snapshot["complete"], &snapshot["files"]),
+        (&true.into(), &5.into())
+    );
 
     let copy = sandbox.path(&format!("cache/org--name@{COMMIT}/serverlessllm"));
     sandbox.run("convert", &[ID, copy.to_str().unwrap()]);
     assert!(copy.join("config.json").exists() && copy.join("tokenizer.json").exists());
     let table = sandbox.run("tensora", &["cache"]);
-    for words in ["org/name", "main", &COMMIT[..12], "complete", "converted", copy.to_str().unwrap()] {
+    for words in [
+        "org/name",
+        "main",
+        &COMMIT[..12],
+        "complete",
+        "converted",
+        copy.to_str().unwrap(),
+    ] {
         assert!(table.contains(words), "{words} in {table}");
     }
 }
@@ -153,11 +171,18 @@ fn offline_and_refusals_are_one_clear_line() {
     assert!(failure(&output, 1).contains("--offline"));
     assert_eq!(hub.requests().len(), 0);
     let mut wrong = online(&sandbox, &hub, "profile");
-    wrong
-        .env("HF_TOKEN", "hf_wrong_secret")
-        .args(["safetensors", "default", "-v", "--model-id", ID]);
+    wrong.env("HF_TOKEN", "hf_wrong_secret").args([
+        "safetensors",
+        "default",
+        "-v",
+        "--model-id",
+        ID,
+    ]);
     let error = failure(&wrong.output().unwrap(), 1);
-    assert!(error.contains("is gated") && !error.contains("hf_wrong"), "{error}");
+    assert!(
+        error.contains("is gated") && !error.contains("hf_wrong"),
+        "{error}"
+    );
     let mut right = online(&sandbox, &hub, "profile");
     right
         .env("HF_TOKEN", TOKEN)
@@ -165,7 +190,10 @@ fn offline_and_refusals_are_one_clear_line() {
     let output = right.output().unwrap();
     success(&output);
     let log = String::from_utf8(output.stderr).unwrap();
-    assert!(!log.contains(TOKEN) && !log.contains("X-Signature"), "{log}");
+    assert!(
+        !log.contains(TOKEN) && !log.contains("X-Signature"),
+        "{log}"
+    );
     assert_eq!(hub.state().leaked, 0);
     let args = ["safetensors", "sync", "--revision", "v1"];
     assert!(sandbox.fail(2, "profile", &args).contains("--model-id"));
@@ -198,7 +226,11 @@ fn a_cache_that_may_not_be_written_to_is_enough() {
     let cache = sandbox.path("hub");
     let before = below(&cache);
     let mode = |bits| {
-        for path in before.iter().rev().filter(|path| path.is_dir() && !path.is_symlink()) {
+        for path in before
+            .iter()
+            .rev()
+            .filter(|path| path.is_dir() && !path.is_symlink())
+        {
             std::fs::set_permissions(path, std::fs::Permissions::from_mode(bits)).unwrap();
         }
     };
@@ -256,7 +288,9 @@ fn killed_at_any_moment_the_next_run_completes_what_is_right() {
         x ^= x >> 7;
         x ^= x << 17;
         let mut pull = online(&sandbox, &hub, "tensora");
-        pull.args(["pull", ID]).stderr(Stdio::null()).stdout(Stdio::null());
+        pull.args(["pull", ID])
+            .stderr(Stdio::null())
+            .stdout(Stdio::null());
         let mut child = pull.spawn().unwrap();
         std::thread::sleep(Duration::from_millis(x % 120));
         send("KILL", &child);
@@ -278,7 +312,11 @@ fn ctrl_c_keeps_what_came_and_the_next_run_goes_on() {
     let hub = FakeHub::with_model(1_000_000);
     hub.fault(&format!("/storage/{ONE}"), Fault::Stall(400_000));
     let mut pull = online(&sandbox, &hub, "tensora");
-    let mut child = pull.args(["pull", ID]).stderr(Stdio::null()).spawn().unwrap();
+    let mut child = pull
+        .args(["pull", ID])
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
     let etag = hub.state().files[ONE].etag();
     let blobs = sandbox.path("hub/models--org--name/blobs");
     let partial = blobs.join(format!("{etag}.incomplete"));

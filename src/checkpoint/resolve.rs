@@ -83,7 +83,14 @@ pub(super) fn names(
 ) -> Result<Resolved> {
     files.sort_unstable();
     let folders = Vec::new();
-    in_listing(&Listing { path, files, folders }, layout)
+    in_listing(
+        &Listing {
+            path,
+            files,
+            folders,
+        },
+        layout,
+    )
 }
 
 fn folder(path: &Path, layout: Option<Layout>) -> Result<Resolved> {

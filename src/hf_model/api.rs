@@ -203,7 +203,10 @@ mod tests {
         };
         let next = Some("https://h/api?cursor=a%3D".to_owned());
         assert_eq!(page("<https://h/api?cursor=a%3D>; rel=\"next\""), next);
-        assert_eq!(page("</first>; rel=\"first\", <https://h/api?cursor=a%3D>; rel=next"), next);
+        assert_eq!(
+            page("</first>; rel=\"first\", <https://h/api?cursor=a%3D>; rel=next"),
+            next
+        );
         assert_eq!(page("</first>; rel=\"first\""), None);
         assert_eq!(page("nonsense"), None);
         assert_eq!(next_page(&HeaderMap::new()), None);

@@ -17,7 +17,7 @@ use tokio::task::JoinHandle;
 
 use super::api::RemoteFile;
 use super::client::{Event, Reporter};
-use super::http::{Failure, Pauses, Session, accept, next_part};
+use super::http::{Failure, Pauses, Refused, Session, accept, next_part};
 use super::local::ModelFolder;
 use super::lock::BlobLock;
 use super::refusal::{self, Asked};
@@ -41,7 +41,10 @@ pub(super) struct Context {
 pub(super) async fn fetch(context: &Arc<Context>, file: &RemoteFile) -> Result<u64> {
     let folder = &context.folder;
     let pointer = folder.pointer(&context.commit, &file.path);
-    if pointer.metadata().is_ok_and(|found| found.len() == file.size) {
+    if pointer
+        .metadata()
+        .is_ok_and(|found| found.len() == file.size)
+    {
         return Ok(0);
     }
     let lock_path = folder.lock(&file.etag);
@@ -61,6 +64,7 @@ pub(super) async fn fetch(context: &Arc<Context>, file: &RemoteFile) -> Result<u
     if blob.metadata().is_ok_and(|found| found.len() == file.size) {
         // Somebody else was faster, or another revision has the same file.
         folder.link(&file.etag, &pointer, &file.path, false)?;
+        context.reporter.tell(Event::Finished { path: &file.path });
         return Ok(0);
     }
     let bytes = download(context, file).await?;
@@ -128,8 +132,9 @@ async fn download(context: &Arc<Context>, file: &RemoteFile) -> Result<u64> {
             file.path, context.id
         ),
     };
-    Err(Error::new(ErrorKind::BadDownload, message)
-        .help("a proxy or mirror may be sending something else; try again, or from another network"))
+    Err(Error::new(ErrorKind::BadDownload, message).help(
+        "a proxy or mirror may be sending something else; try again, or from another network",
+    ))
 }
 
 fn remove(partial: &std::path::Path) -> Result<()> {
@@ -236,18 +241,18 @@ async fn in_ranges(
             // Unbounded, and never more than a chunk long.
             let (sender, parts) = mpsc::unbounded_channel();
             let (context, origin) = (Arc::clone(context), Arc::clone(origin));
-            let task = tokio::spawn(async move { fetch_range(&context, &origin, range, sender).await });
+            let task =
+                tokio::spawn(async move { fetch_range(&context, &origin, range, sender).await });
             flying.push_back(Fetching { parts, task });
         }
         let Some(mut first) = flying.pop_front() else {
             break;
         };
         while let Some(part) = first.parts.recv().await {
+            let stop = |error: Error| RangeEnd::Stop(error.into());
+            context.session.check_cancelled().map_err(stop)?;
             let len = part.len() as u64;
-            writer
-                .write(part)
-                .await
-                .map_err(|error| RangeEnd::Stop(error.into()))?;
+            writer.write(part).await.map_err(stop)?;
             *position += len;
             context.reporter.tell(Event::Advanced {
                 path: &origin.file.path,
@@ -296,13 +301,16 @@ async fn fetch_range(
                 session.pause(pause).await.map_err(stop)?;
             }
             Err(Once::Failure(Failure::Final(error))) => return Err(RangeEnd::Stop(error.into())),
-            Err(Once::Failure(Failure::Refused(refused))) => {
-                // A signed address is good for a while only: the Hub gives a new one.
-                let known = origin.address.lock().await.take();
-                if known.is_some() && (!refused_before || position > before) {
-                    refused_before = true;
-                    continue;
+            // A signed address is good for a while only: the Hub gives a new one.
+            Err(Once::Stale(address, _)) if !refused_before || position > before => {
+                refused_before = true;
+                let mut known = origin.address.lock().await;
+                // Unless somebody else has a new one already.
+                if known.as_ref() == Some(&*address) {
+                    *known = None;
                 }
+            }
+            Err(Once::Failure(Failure::Refused(refused)) | Once::Stale(_, refused)) => {
                 let asked = Asked {
                     endpoint: session.endpoint.as_str(),
                     id: &context.id,
@@ -320,6 +328,8 @@ async fn fetch_range(
 
 enum Once {
     Failure(Failure),
+    /// An address that was good before is refused.
+    Stale(Box<Url>, Refused),
     Range(RangeEnd),
 }
 
@@ -343,14 +353,24 @@ async fn stream_once(
     parts: &mpsc::UnboundedSender<Bytes>,
 ) -> Result<(), Once> {
     let size = origin.file.size;
-    let (response, url) = respond(context, origin, *position..end).await?;
+    let Answer {
+        response,
+        url,
+        known,
+    } = respond(context, origin, *position..end).await?;
     if response.status() == StatusCode::RANGE_NOT_SATISFIABLE {
         return Err(changed(format!(
             "{} has no byte {position}, though {size} bytes are declared",
             origin.file.path
         )));
     }
-    let mut response = accept(response, &url)?;
+    let mut response = match (accept(response, &url), known) {
+        (Ok(response), _) => response,
+        (Err(Failure::Refused(refused)), Some(known)) => {
+            return Err(Once::Stale(Box::new(known), refused));
+        }
+        (Err(failure), _) => return Err(failure.into()),
+    };
     let bad = |message: String| {
         let error = Error::new(ErrorKind::BadDownload, message);
         Once::Failure(Failure::Final(error.help(
@@ -430,12 +450,16 @@ async fn stream_once(
     Ok(())
 }
 
+/// An answer, of whatever status.
+struct Answer {
+    response: Response,
+    url: Url,
+    /// The address that was asked, if it was known from before.
+    known: Option<Url>,
+}
+
 /// The answer to a request for a range, from the address that is known or through the Hub.
-async fn respond(
-    context: &Context,
-    origin: &Origin,
-    range: Range<u64>,
-) -> Result<(Response, Url), Failure> {
+async fn respond(context: &Context, origin: &Origin, range: Range<u64>) -> Result<Answer, Failure> {
     let session = &context.session;
     let whole = range.start == 0 && range.end == origin.file.size;
     let header = format!("bytes={}-{}", range.start, range.end - 1);
@@ -443,21 +467,31 @@ async fn respond(
     let mut address = origin.address.lock().await;
     if let Some(known) = address.clone() {
         drop(address);
-        let nothing = |_: &HeaderMap| Ok(());
-        return session.get(&known, header, session.pace.stall, nothing).await;
+        let (response, url) = session
+            .get(&known, header, session.pace.stall, |_| Ok(()))
+            .await?;
+        return Ok(Answer {
+            response,
+            url,
+            known: Some(known),
+        });
     }
     // Held meanwhile: the others wait for the address, and do not all ask the Hub.
     let id = context.id.split('/');
     let path = ["resolve", &*context.commit].into_iter();
     let url = session.url(id.chain(path).chain(origin.file.path.split('/')));
     let announced = |headers: &HeaderMap| announced(&origin.file, headers);
-    let (response, last) = session
+    let (response, url) = session
         .get(&url, header, session.pace.stall, announced)
         .await?;
     if matches!(response.status().as_u16(), 200 | 206) {
-        *address = Some(last.clone());
+        *address = Some(url.clone());
     }
-    Ok((response, last))
+    Ok(Answer {
+        response,
+        url,
+        known: None,
+    })
 }
 
 /// What the Hub says about the file has to be what its list says.
@@ -547,8 +581,9 @@ pub(super) async fn peek(
         Err(RangeEnd::Stop(Stop::Failed(error) | Stop::Changed(error))) => return Err(error),
         Err(RangeEnd::NoRanges) => {
             let message = "the server sends whole files only, so that their tensors are not known";
-            return Err(Error::new(ErrorKind::Network, message)
-                .help("download the whole model instead"));
+            return Err(
+                Error::new(ErrorKind::Network, message).help("download the whole model instead")
+            );
         }
     }
     let mut bytes = Vec::new();
@@ -571,7 +606,13 @@ mod tests {
         };
         assert_eq!(range("bytes 5-9/10"), Some((5, Some(10))));
         assert_eq!(range("bytes 5-9/*"), Some((5, None)));
-        for bad in ["bytes */10", "5-9/10", "bytes 5-9", "bytes -9/10", "bytes a-b/c"] {
+        for bad in [
+            "bytes */10",
+            "5-9/10",
+            "bytes 5-9",
+            "bytes -9/10",
+            "bytes a-b/c",
+        ] {
             assert_eq!(range(bad), None, "{bad}");
         }
     }

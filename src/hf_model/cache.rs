@@ -319,7 +319,10 @@ pub(super) fn names(folder: &Path) -> Result<Vec<String>> {
     Ok(names)
 }
 
-pub(super) fn locate(var: impl Fn(&str) -> Option<OsString>, home: Option<PathBuf>) -> Result<PathBuf> {
+pub(super) fn locate(
+    var: impl Fn(&str) -> Option<OsString>,
+    home: Option<PathBuf>,
+) -> Result<PathBuf> {
     let folder = |name: &str| {
         let value = PathBuf::from(var(name).filter(|value| !value.is_empty())?);
         match (value.strip_prefix("~"), &home) {

@@ -460,7 +460,11 @@ impl Client {
             .map_err(|error| {
                 Error::new(ErrorKind::Io, "cannot start the runtime for downloads").because(error)
             })?;
-        tracing::debug!(id = pull.id, endpoint = shown(&self.endpoint), "asking the Hub");
+        tracing::debug!(
+            id = pull.id,
+            endpoint = shown(&self.endpoint),
+            "asking the Hub"
+        );
         let session = Session::new(
             self.endpoint.clone(),
             self.token.clone(),

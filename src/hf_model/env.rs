@@ -145,12 +145,19 @@ mod tests {
             ("", false),
             ("no", false),
         ] {
-            assert_eq!(read(&[("HF_HUB_OFFLINE", value)], None).offline, on, "{value}");
+            assert_eq!(
+                read(&[("HF_HUB_OFFLINE", value)], None).offline,
+                on,
+                "{value}"
+            );
         }
         assert!(read(&[("TRANSFORMERS_OFFLINE", "1")], None).offline);
         assert!(read(&[], None).symlinks);
         assert!(!read(&[("HF_HUB_DISABLE_SYMLINKS", "1")], None).symlinks);
         let set = [("HF_ENDPOINT", "http://127.0.0.1:1")];
-        assert_eq!(read(&set, None).endpoint.as_deref(), Some("http://127.0.0.1:1"));
+        assert_eq!(
+            read(&set, None).endpoint.as_deref(),
+            Some("http://127.0.0.1:1")
+        );
     }
 }

@@ -33,15 +33,24 @@ pub fn is_side_file(name: &str) -> bool {
         && name != crate::formats::serverlessllm::INDEX_FILE
 }
 
-/// The files of `listing` that `pull` asks for, the small ones first. Downloads an index, where it
-/// says which they are.
+/// The files of a repository that are asked for.
+#[derive(Debug, Default)]
+pub(super) struct Chosen {
+    /// Sorted by path.
+    pub(super) files: Vec<RemoteFile>,
+    /// The index that says which they are, and the bytes that were downloaded for it already.
+    pub(super) index: Option<(String, u64)>,
+}
+
+/// The files of `listing` that `pull` asks for. Downloads an index, where it says which they are.
 pub(super) async fn choose(
     context: &Arc<Context>,
     listing: &[RemoteFile],
     pull: &Pull,
-) -> Result<Vec<RemoteFile>> {
+) -> Result<Chosen> {
     let at_top = || listing.iter().filter(|file| !file.path.contains('/'));
     let mut chosen: Vec<RemoteFile> = Vec::new();
+    let mut index_bytes = None;
     if pull.side_files {
         chosen.extend(at_top().filter(|file| is_side_file(&file.path)).cloned());
     }
@@ -74,7 +83,7 @@ pub(super) async fn choose(
             if index.size > MAX_INDEX_BYTES {
                 return Err(too_large_an_index(index.size).at(root.join(&index.path)));
             }
-            blob::fetch(context, index).await?;
+            index_bytes = Some((index.path.clone(), blob::fetch(context, index).await?));
             let pointer = context.folder.pointer(&context.commit, &index.path);
             // Every name is checked before it becomes part of a path or of an address.
             let shards = local::shards(&local::read_index(&pointer)?, pull)
@@ -100,7 +109,10 @@ pub(super) async fn choose(
     }
     chosen.sort_by(|a, b| a.path.cmp(&b.path));
     chosen.dedup_by(|a, b| a.path == b.path);
-    Ok(chosen)
+    Ok(Chosen {
+        files: chosen,
+        index: index_bytes,
+    })
 }
 
 fn missing(name: &str, pull: &Pull) -> Error {

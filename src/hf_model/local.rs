@@ -71,7 +71,8 @@ impl ModelFolder {
     /// The name under which a load finds a file.
     pub(super) fn pointer(&self, commit: &str, path: &str) -> PathBuf {
         let snapshot = self.snapshot(commit);
-        path.split('/').fold(snapshot, |folder, part| folder.join(part))
+        path.split('/')
+            .fold(snapshot, |folder, part| folder.join(part))
     }
 
     fn listing(&self, commit: &str) -> PathBuf {

@@ -8,6 +8,7 @@ use std::fs::{File, OpenOptions, TryLockError};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use super::local::not_writable;
 use crate::converters::folder::{has_no_locks, is_at};
 use crate::error::{Error, ErrorKind, Result};
 
@@ -64,7 +65,7 @@ impl BlobLock {
         std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o664);
         let file = options
             .open(path)
-            .map_err(|error| Error::io("open the lock file", path, error))?;
+            .map_err(|error| not_writable(Error::io("open the lock file", path, error)))?;
         match file.try_lock() {
             // Else somebody has removed it meanwhile, and the next one to come makes another.
             Ok(()) if is_at(&file, path) => Ok(Some(Self { _file: file })),

@@ -56,7 +56,9 @@ pub(super) fn explain(refused: &Refused, asked: Asked<'_>) -> Error {
         (401, _) => denied(format!("the Hub does not accept the token for {id}"))
             .help("it may have expired: make a new one, and set HF_TOKEN or log in again"),
         (403, _) => denied(format!("access to model {id} is forbidden")).help(match has_token {
-            true => format!("see that the token may read this model, and that {page} opens for its owner"),
+            true => format!(
+                "see that the token may read this model, and that {page} opens for its owner"
+            ),
             false => format!("ask for access at {page}, then set HF_TOKEN (no token was found)"),
         }),
         (404, _) => match file {
@@ -89,13 +91,55 @@ mod tests {
     fn each_refusal_has_its_class_and_a_remedy() {
         for (status, code, file, has_token, kind, words) in [
             (403, "GatedRepo", None, false, ErrorKind::Denied, "HF_TOKEN"),
-            (401, "GatedRepo", None, true, ErrorKind::Denied, "a token was sent"),
-            (404, "RevisionNotFound", None, true, ErrorKind::NotFound, "no revision v9"),
-            (404, "EntryNotFound", Some("f"), true, ErrorKind::NotFound, "no file \"f\""),
-            (404, "", Some("f"), true, ErrorKind::NotFound, "no file \"f\""),
-            (404, "", None, true, ErrorKind::NotFound, "no model org/name"),
+            (
+                401,
+                "GatedRepo",
+                None,
+                true,
+                ErrorKind::Denied,
+                "a token was sent",
+            ),
+            (
+                404,
+                "RevisionNotFound",
+                None,
+                true,
+                ErrorKind::NotFound,
+                "no revision v9",
+            ),
+            (
+                404,
+                "EntryNotFound",
+                Some("f"),
+                true,
+                ErrorKind::NotFound,
+                "no file \"f\"",
+            ),
+            (
+                404,
+                "",
+                Some("f"),
+                true,
+                ErrorKind::NotFound,
+                "no file \"f\"",
+            ),
+            (
+                404,
+                "",
+                None,
+                true,
+                ErrorKind::NotFound,
+                "no model org/name",
+            ),
             (401, "", None, false, ErrorKind::NotFound, "private"),
-            (401, "RepoNotFound", None, true, ErrorKind::NotFound, "private"),
+            (
+                401,
+                "RepoNotFound",
+                None,
+                true,
+                ErrorKind::NotFound,
+                "private",
+            ),
             (401, "", None, true, ErrorKind::Denied, "expired"),
             (403, "", None, true, ErrorKind::Denied, "forbidden"),
             (418, "", None, true, ErrorKind::Network, "418"),
@@ -114,7 +158,10 @@ mod tests {
             };
             let error = explain(&refused, asked);
             assert_eq!(error.kind(), kind, "{status} {code}: {error}");
-            assert!(error.to_string().contains(words), "{status} {code}: {error}");
+            assert!(
+                error.to_string().contains(words),
+                "{status} {code}: {error}"
+            );
             assert!(error.remedy().is_some(), "{status} {code}");
         }
     }

@@ -167,10 +167,13 @@ async fn fetch_all(context: &Arc<Context>, pull: &Pull) -> Result<Vec<PulledFile
     folder.prepare(&context.commit)?;
     let chosen = files::choose(context, &listing, pull).await?;
     let absent: Vec<&RemoteFile> = chosen
+        .files
         .iter()
         .filter(|file| {
             let pointer = folder.pointer(&context.commit, &file.path);
-            !pointer.metadata().is_ok_and(|found| found.len() == file.size)
+            !pointer
+                .metadata()
+                .is_ok_and(|found| found.len() == file.size)
         })
         .collect();
     let begun = |file: &&RemoteFile| {
@@ -189,7 +192,12 @@ async fn fetch_all(context: &Arc<Context>, pull: &Pull) -> Result<Vec<PulledFile
         present,
     });
     require_space(&folder.snapshot(&context.commit), bytes - present)?;
-    let mut pulled = fetch_each(context, &chosen).await?;
+    let mut pulled = fetch_each(context, &chosen.files).await?;
+    if let Some((path, bytes)) = chosen.index
+        && let Some(index) = pulled.iter_mut().find(|file| file.path == path)
+    {
+        index.downloaded += bytes;
+    }
     pulled.sort_by(|a, b| a.path.cmp(&b.path));
     if pull.side_files {
         // Only now: with the list, a later run takes its side files for complete.

@@ -17,6 +17,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 
 use super::api::Digest;
+use super::local::not_writable;
 use crate::error::{Error, ErrorKind, Result};
 
 /// Parts that wait for the disk. One has some ten to some hundred thousand bytes.
@@ -144,7 +145,7 @@ fn write(
 
 /// The file, and how much of it can be continued.
 fn open(path: &Path, size: u64) -> Result<(File, u64)> {
-    let failed = |error| Error::io("open the unfinished download", path, error);
+    let failed = |error| not_writable(Error::io("open the unfinished download", path, error));
     match path.symlink_metadata() {
         Ok(found) if found.is_file() && found.len() <= size => {}
         // Of another content, or no file at all.
@@ -228,7 +229,11 @@ mod tests {
     }
 
     /// Downloads `parts` over what the file holds.
-    fn download(path: &Path, parts: &[&'static [u8]], expected: Expected) -> (u64, Result<Outcome>) {
+    fn download(
+        path: &Path,
+        parts: &[&'static [u8]],
+        expected: Expected,
+    ) -> (u64, Result<Outcome>) {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .build()
             .unwrap();
@@ -251,7 +256,10 @@ mod tests {
         // git hash-object of "hello\n".
         let hello = "ce013625030ba8dba906f756967f9e9ca394464a";
         let (start, outcome) = download(&path, &[b"hel"], expected(hello, 6, Digest::Git));
-        assert!(matches!((start, outcome.unwrap()), (0, Outcome::Unfinished)));
+        assert!(matches!(
+            (start, outcome.unwrap()),
+            (0, Outcome::Unfinished)
+        ));
         let (start, outcome) = download(&path, &[b"lo", b"\n"], expected(hello, 6, Digest::Git));
         assert!(matches!((start, outcome.unwrap()), (3, Outcome::Whole)));
         let empty = "e69de29bb2d1d6434b8b29ae775ad8c2e48c5391";
@@ -268,7 +276,10 @@ mod tests {
         let abc = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
         std::fs::write(&path, b"x").unwrap();
         let (start, outcome) = download(&path, &[b"bc"], expected(abc, 3, Digest::Sha256));
-        assert!(matches!((start, outcome.unwrap()), (1, Outcome::Wrong { .. })));
+        assert!(matches!(
+            (start, outcome.unwrap()),
+            (1, Outcome::Wrong { .. })
+        ));
         std::fs::write(&path, b"abcd").unwrap();
         let (start, outcome) = download(&path, &[b"abc"], expected(abc, 3, Digest::Sha256));
         assert!(matches!((start, outcome.unwrap()), (0, Outcome::Whole)));

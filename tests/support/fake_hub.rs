@@ -165,7 +165,7 @@ impl FakeHub {
         let mut map = Vec::new();
         for shard in 1..=2 {
             let name = format!("model-0000{shard}-of-00002.safetensors");
-            let tensor = format!("layer.{shard}.weight");
+            let tensor = format!("model.layers.{}.weight", shard - 1);
             map.push(format!("\"{tensor}\":\"{name}\""));
             hub.put(&name, safetensors(&tensor, shard_bytes, shard as u64), true);
         }
@@ -190,8 +190,9 @@ impl Drop for FakeHub {
 
 /// A SafeTensors file with one tensor of `len` bytes.
 pub fn safetensors(tensor: &str, len: usize, seed: u64) -> Vec<u8> {
-    let json =
-        format!("{{\"{tensor}\":{{\"dtype\":\"U8\",\"shape\":[{len}],\"data_offsets\":[0,{len}]}}}}");
+    let json = format!(
+        "{{\"{tensor}\":{{\"dtype\":\"U8\",\"shape\":[{len}],\"data_offsets\":[0,{len}]}}}}"
+    );
     let mut file = (json.len() as u64).to_le_bytes().to_vec();
     file.extend_from_slice(json.as_bytes());
     let mut x = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
@@ -258,8 +259,13 @@ fn answer(request: &Request, out: &mut TcpStream, port: u16, state: &Mutex<State
     let (fault, known) = {
         let mut state = state.lock().unwrap_or_else(|error| error.into_inner());
         state.requests.push(line.trim().to_owned());
-        let at = state.faults.iter().position(|(part, _)| line.contains(part));
-        let fault = at.and_then(|at| state.faults.remove(at)).map(|(_, fault)| fault);
+        let at = state
+            .faults
+            .iter()
+            .position(|(part, _)| line.contains(part));
+        let fault = at
+            .and_then(|at| state.faults.remove(at))
+            .map(|(_, fault)| fault);
         let token = request.headers.get("authorization");
         (fault, token.is_some_and(|token| token.contains(TOKEN)))
     };
@@ -267,7 +273,12 @@ fn answer(request: &Request, out: &mut TcpStream, port: u16, state: &Mutex<State
         let headers: Vec<(&str, String)> = headers.clone();
         return reply(out, *status, &headers, b"refused", request).is_ok();
     }
-    let path = request.path.split('?').next().unwrap_or_default().to_owned();
+    let path = request
+        .path
+        .split('?')
+        .next()
+        .unwrap_or_default()
+        .to_owned();
     let mut locked = state.lock().unwrap_or_else(|error| error.into_inner());
     let host = request.headers.get("host").cloned().unwrap_or_default();
     if let Some(name) = path.strip_prefix("/storage/") {
@@ -396,9 +407,8 @@ fn list(out: &mut TcpStream, request: &Request, locked: MutexGuard<'_, State>, p
     let path = request.path.split('?').next().unwrap_or_default();
     let mut headers = Vec::new();
     if more {
-        let next = format!(
-            "<http://127.0.0.1:{port}{path}?recursive=true&cursor={next}>; rel=\"next\""
-        );
+        let next =
+            format!("<http://127.0.0.1:{port}{path}?recursive=true&cursor={next}>; rel=\"next\"");
         headers.push(("Link", next));
     }
     reply(out, 200, &headers, body.as_bytes(), request).is_ok()
@@ -501,7 +511,10 @@ fn send(
             false
         }
         _ => {
-            let pause = state.lock().unwrap_or_else(|error| error.into_inner()).pause;
+            let pause = state
+                .lock()
+                .unwrap_or_else(|error| error.into_inner())
+                .pause;
             for part in body.chunks(16 << 10) {
                 count(part.len());
                 if out.write_all(part).is_err() {
