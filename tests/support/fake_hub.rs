@@ -520,7 +520,9 @@ fn send(
                 if out.write_all(part).is_err() {
                     return false;
                 }
-                pause.map(std::thread::sleep);
+                if let Some(pause) = pause {
+                    std::thread::sleep(pause);
+                }
             }
             !matches!(fault, Some(Fault::Longer(_)))
         }
