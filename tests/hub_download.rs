@@ -201,6 +201,7 @@ fn a_download_survives_what_servers_and_networks_do() {
             vec![(&resolve, status(429, &[("Retry-After", "0")])); 2],
         ),
         ("signature expired", vec![(&later, status(403, &[]))]),
+        ("no such range", vec![(&later, status(416, &[]))]),
         ("wrong byte", vec![(&storage, Fault::WrongByte(99))]),
         ("ranges ignored", vec![(&storage, Fault::IgnoreRange); 9]),
         ("small file reset", vec![("index.json", Fault::Reset(5))]),
@@ -241,7 +242,8 @@ fn a_stalled_download_is_taken_up_where_it_stopped() {
 #[test]
 fn what_an_earlier_download_left_is_continued_checked_or_dropped() {
     let whole = |world: &World| world.bytes(ONE).to_vec();
-    let cases: [(&str, fn(Vec<u8>) -> Vec<u8>, Option<u64>); 6] = [
+    type Left = fn(Vec<u8>) -> Vec<u8>;
+    let cases: [(&str, Left, Option<u64>); 6] = [
         ("half", |bytes| bytes[..150_000].to_vec(), Some(150_000)),
         ("nothing", |_| Vec::new(), None),
         ("all", |bytes| bytes, Some(SHARD as u64)),
@@ -309,6 +311,44 @@ fn bad_bytes_never_get_the_name_of_a_blob() {
         let snapshot = world.model().join("snapshots").join(COMMIT);
         assert!(!snapshot.join(ONE).exists(), "{name}");
     }
+}
+
+#[test]
+fn a_file_that_is_shorter_than_listed_is_refused() {
+    for left in [0, SHARD] {
+        let world = World::new();
+        let listed = world.bytes(ONE).len() as u64 + 100;
+        let etag = world.hub.state().files[ONE].etag();
+        let change = |hub: &FakeHub| {
+            let mut state = hub.state();
+            let file = state.files.get_mut(ONE).unwrap();
+            file.listed_size = Some(listed);
+            file.listed_etag = Some(etag);
+        };
+        change(&world.hub);
+        world.leave(ONE, &vec![0; left]);
+        let error = world.client().pull(&pull()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::BadDownload, "{error}");
+        assert!(error.to_string().contains("declared"), "{error}");
+        assert!(!world.blob(ONE).exists());
+    }
+}
+
+#[test]
+fn a_future_that_is_dropped_ends_its_download() {
+    let world = World::new();
+    world.hub.state().pause = Some(Duration::from_millis(50));
+    let client = world.client();
+    let waker = std::task::Waker::noop();
+    let wanted = pull();
+    let mut future = Box::pin(client.pull_async(&wanted));
+    let poll =
+        std::future::Future::poll(future.as_mut(), &mut std::task::Context::from_waker(waker));
+    assert!(poll.is_pending());
+    drop(future);
+    // Its thread lets go of the locks, so that this one does not wait for ever.
+    world.hub.state().pause = None;
+    world.check(client.pull(&pull()).unwrap().path());
 }
 
 #[test]

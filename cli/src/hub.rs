@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use anyhow::Result;
 use clap::Args;
 use tensora::hf_model::{self, Client, Event, Pull};
+use tensora::text;
 
 use crate::progress::Progress;
 
@@ -104,6 +105,12 @@ impl Bar {
                 if let Some(progress) = &shown.progress {
                     progress.take_back(bytes);
                 }
+            }
+            Event::Waiting { path, .. } => {
+                eprintln!(
+                    "note: waiting for another process, which downloads {}",
+                    text::name(path)
+                );
             }
             _ => {}
         }

@@ -8,6 +8,7 @@ use super::api::RemoteFile;
 use super::blob::{self, Context};
 use super::client::Pull;
 use super::local::{self, is_partition, nothing_selected, too_large_an_index};
+use super::transfer::peek;
 use crate::checkpoint::Parts;
 use crate::error::{Error, ErrorKind, Result};
 use crate::formats::index::MAX_INDEX_BYTES;
@@ -130,9 +131,9 @@ fn missing(name: &str, pull: &Pull) -> Error {
 /// Whether a SafeTensors file on the Hub holds a selected tensor: only its header is fetched.
 async fn holds_selected(context: &Arc<Context>, file: &RemoteFile, pull: &Pull) -> Result<bool> {
     let at_file = |error: Error| error.at(Path::new(&pull.id).join(&file.path));
-    let prefix = blob::peek(context, file, 0..PREFIX_BYTES.min(file.size)).await?;
+    let prefix = peek(context, file, 0..PREFIX_BYTES.min(file.size)).await?;
     let len = header_len(&prefix, file.size).map_err(at_file)?;
-    let json = blob::peek(context, file, PREFIX_BYTES..PREFIX_BYTES + len).await?;
+    let json = peek(context, file, PREFIX_BYTES..PREFIX_BYTES + len).await?;
     let header = parse_header(&json, file.size, 0).map_err(at_file)?;
     Ok(header.tensors.iter().any(|tensor| pull.picks(&tensor.name)))
 }

@@ -5,7 +5,7 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use reqwest::header::{
     ACCEPT_ENCODING, AUTHORIZATION, HeaderMap, HeaderValue, LOCATION, RANGE, RETRY_AFTER,
@@ -15,6 +15,7 @@ use rustls_platform_verifier::BuilderVerifierExt as _;
 use tokio::sync::Semaphore;
 
 use super::client::Pace;
+use super::pauses::Pauses;
 use super::refusal;
 use crate::error::{Error, ErrorKind, Result};
 use crate::load::CancelToken;
@@ -25,9 +26,6 @@ const MAX_REDIRECTS: usize = 10;
 
 /// How often a wait looks whether it was cancelled.
 const CANCEL_INTERVAL: Duration = Duration::from_millis(50);
-
-/// The longest pause between two tries that is not the server's wish.
-const MAX_PAUSE: Duration = Duration::from_secs(30);
 
 /// A token: sent to the endpoint, shown to nobody.
 #[derive(Clone, PartialEq, Eq)]
@@ -393,59 +391,6 @@ async fn read_to_end(
     Ok(body)
 }
 
-/// The pauses between tries: twice as long each time, and as long as the server asks for.
-#[derive(Debug)]
-pub(super) struct Pauses {
-    first: Duration,
-    patience: Duration,
-    tries: u32,
-    done: u32,
-}
-
-impl Pauses {
-    pub(super) fn new(pace: &Pace, tries: u32) -> Self {
-        Self {
-            first: pace.backoff,
-            patience: pace.retry_after,
-            tries,
-            done: 0,
-        }
-    }
-
-    /// Something has come: the count begins again.
-    pub(super) fn reset(&mut self) {
-        self.done = 0;
-    }
-
-    /// How long to wait before the next try, or the error where there is none.
-    pub(super) fn next(&mut self, error: Error, wish: Option<Duration>) -> Result<Duration> {
-        if self.done >= self.tries {
-            return Err(error);
-        }
-        self.done += 1;
-        if let Some(wish) = wish {
-            if wish > self.patience {
-                let message = format!("try again in {} s, as the server asks", wish.as_secs());
-                return Err(error.help(message));
-            }
-            tracing::warn!("{error:#}; trying again in {wish:?}, as the server asks");
-            return Ok(wish);
-        }
-        let pause = self.first.saturating_mul(1 << (self.done - 1).min(16));
-        let pause = pause.min(MAX_PAUSE).mul_f64(jitter());
-        tracing::warn!("{error:#}; trying again in {pause:.1?}");
-        Ok(pause)
-    }
-}
-
-/// Between 0.75 and 1.25, so that many who were refused together do not come back together.
-fn jitter() -> f64 {
-    let now = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
-    let mixed = u64::from(now.subsec_nanos()).wrapping_mul(0x9e37_79b9_7f4a_7c15)
-        ^ u64::from(std::process::id()).wrapping_mul(0xff51_afd7_ed55_8ccd);
-    0.75 + 0.5 * ((mixed >> 40) as f64 / f64::from(1 << 24))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -482,22 +427,5 @@ mod tests {
         assert_eq!(url.path(), "/mirror/api/models/a/revision/refs%2Fpr%2F1");
         let url = session.url(["a", "resolve", "x?y#z", "é.json"]);
         assert_eq!(url.path(), "/mirror/a/resolve/x%3Fy%23z/%C3%A9.json");
-    }
-
-    #[test]
-    fn pauses_grow_begin_again_and_end() {
-        let pace = Pace::default();
-        let error = || Error::new(ErrorKind::Network, "no");
-        let mut pauses = Pauses::new(&pace, 2);
-        let first = pauses.next(error(), None).unwrap();
-        let second = pauses.next(error(), None).unwrap();
-        assert!(second > first);
-        assert!(pauses.next(error(), None).is_err());
-        pauses.reset();
-        let wish = Duration::from_secs(7);
-        assert_eq!(pauses.next(error(), Some(wish)).unwrap(), wish);
-        let long = Some(pace.retry_after + Duration::from_secs(1));
-        let error = pauses.next(error(), long).unwrap_err();
-        assert!(error.remedy().unwrap().contains("as the server asks"));
     }
 }

@@ -33,8 +33,11 @@ mod http;
 mod local;
 mod lock;
 mod models;
+mod pauses;
+mod range;
 mod refusal;
 mod snapshot;
+mod transfer;
 mod writer;
 
 use std::path::{Path, PathBuf};
