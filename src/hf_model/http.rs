@@ -228,8 +228,15 @@ impl Session {
                     "no answer from"
                 };
                 // Without the address in it, which may be a signed one.
+                let untrusted = has_bad_certificate(&error);
                 let error = passing(format!("{what} {}", shown(url))).because(error.without_url());
-                Err(Failure::Passing(error, None))
+                match untrusted {
+                    // It stays what it is, however often it is looked at.
+                    true => Err(Failure::Final(error.help(
+                        "its certificate is not trusted here: a proxy may be in the way, whose certificate SSL_CERT_FILE can name",
+                    ))),
+                    false => Err(Failure::Passing(error, None)),
+                }
             }
             Err(_) => Err(Failure::Passing(
                 passing(format!("no answer from {} in {patience:?}", shown(url))),
@@ -316,6 +323,21 @@ fn tls(needed: bool) -> Result<rustls::ClientConfig, Box<dyn std::error::Error +
             .with_root_certificates(rustls::RootCertStore::empty())
             .with_no_client_auth(),
     })
+}
+
+/// Whether a connection failed because the other side is not trusted.
+fn has_bad_certificate(error: &reqwest::Error) -> bool {
+    let mut cause = std::error::Error::source(error);
+    while let Some(error) = cause {
+        let inner = error.downcast_ref::<std::io::Error>();
+        let inner = inner.and_then(|error| error.get_ref()?.downcast_ref::<rustls::Error>());
+        let tls = error.downcast_ref::<rustls::Error>().or(inner);
+        if let Some(rustls::Error::InvalidCertificate(_)) = tls {
+            return true;
+        }
+        cause = error.source();
+    }
+    false
 }
 
 fn is_redirect(status: StatusCode) -> bool {

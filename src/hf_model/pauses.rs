@@ -43,13 +43,28 @@ impl Pauses {
                 let message = format!("try again in {} s, as the server asks", wish.as_secs());
                 return Err(error.help(message));
             }
-            tracing::warn!("{error:#}; trying again in {wish:?}, as the server asks");
+            tracing::warn!(
+                "{}; trying again in {wish:?}, as the server asks",
+                why(&error)
+            );
             return Ok(wish);
         }
         let pause = self.first.saturating_mul(1 << (self.done - 1).min(16));
         let pause = pause.min(MAX_PAUSE).mul_f64(jitter());
-        tracing::warn!("{error:#}; trying again in {pause:.1?}");
+        tracing::warn!("{}; trying again in {pause:.1?}", why(&error));
         Ok(pause)
+    }
+}
+
+/// The error and the last of its causes, which is what the system said.
+fn why(error: &Error) -> String {
+    let mut last: &dyn std::error::Error = error;
+    while let Some(cause) = last.source() {
+        last = cause;
+    }
+    match std::error::Error::source(error) {
+        Some(_) => crate::text::message(&format!("{error:#}: {last}")).into_owned(),
+        None => format!("{error:#}"),
     }
 }
 
