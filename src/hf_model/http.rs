@@ -329,13 +329,15 @@ fn tls(needed: bool) -> Result<rustls::ClientConfig, Box<dyn std::error::Error +
 fn has_bad_certificate(error: &reqwest::Error) -> bool {
     let mut cause = std::error::Error::source(error);
     while let Some(error) = cause {
-        let inner = error.downcast_ref::<std::io::Error>();
-        let inner = inner.and_then(|error| error.get_ref()?.downcast_ref::<rustls::Error>());
-        let tls = error.downcast_ref::<rustls::Error>().or(inner);
-        if let Some(rustls::Error::InvalidCertificate(_)) = tls {
+        if let Some(rustls::Error::InvalidCertificate(_)) = error.downcast_ref() {
             return true;
         }
-        cause = error.source();
+        // What an error of the system wraps is no source of it, but in its place.
+        let wrapped = error.downcast_ref::<std::io::Error>();
+        cause = match wrapped.and_then(std::io::Error::get_ref) {
+            Some(inner) => Some(inner),
+            None => error.source(),
+        };
     }
     false
 }
