@@ -4,7 +4,6 @@
 //! arrives: memory is bounded, whatever the checkpoint's size.
 
 use std::collections::HashMap;
-use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, Read as _, Write};
 use std::path::{Path, PathBuf};
@@ -17,6 +16,7 @@ use tensora::converters::{
     SafetensorsOptions, ServerlessLlmOptions, Sharding, WriteOptions, plan_safetensors,
     plan_serverlessllm,
 };
+use tensora::hf_model::is_side_file;
 use tensora::{BackendKind, Checkpoint, Error, Layout};
 
 use crate::cleanup::Unfinished;
@@ -66,7 +66,7 @@ struct Report {
 }
 
 pub fn run(args: &Convert, out: &mut dyn Write) -> Result<()> {
-    let (path, checkpoint) = args.named.open()?;
+    let (path, checkpoint) = args.named.open_with_side_files()?;
     let side_files = side_files(&path, &checkpoint)?;
     let unfinished = Unfinished::claim_empty(&args.out)?;
     let report = convert(args, &checkpoint, &side_files, &unfinished)?;
@@ -232,7 +232,8 @@ fn side_files(named: &Path, checkpoint: &Checkpoint) -> Result<Vec<SideFile>> {
         let entry = entry.map_err(failed)?;
         // Links of the Hub cache are followed.
         let path = entry.path();
-        if is_side_file(&entry.file_name())
+        let is_side_file = entry.file_name().to_str().is_some_and(is_side_file);
+        if is_side_file
             && let Ok(metadata) = path.metadata()
             && metadata.is_file()
         {
@@ -242,54 +243,4 @@ fn side_files(named: &Path, checkpoint: &Checkpoint) -> Result<Vec<SideFile>> {
     }
     files.sort_by(|a, b| a.path.cmp(&b.path));
     Ok(files)
-}
-
-/// Whether a name is that of a configuration or tokenizer file, and not of weights or an index.
-fn is_side_file(name: &OsStr) -> bool {
-    let Some(name) = name.to_str() else {
-        return false;
-    };
-    let endings = [
-        ".json",
-        ".txt",
-        ".model",
-        ".jinja",
-        ".tiktoken",
-        ".vocab",
-        ".bpe",
-        ".py",
-    ];
-    !name.starts_with('.')
-        && endings.iter().any(|ending| name.ends_with(ending))
-        && !name.ends_with(".index.json")
-        && name != "tensor_index.json"
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn configuration_is_copied_and_weights_and_indexes_are_not() {
-        for name in [
-            "config.json",
-            "tokenizer.model",
-            "merges.txt",
-            "chat_template.jinja",
-        ] {
-            assert!(is_side_file(OsStr::new(name)), "{name}");
-        }
-        for name in [
-            "model.safetensors",
-            "model.safetensors.index.json",
-            "pytorch_model.bin.index.json",
-            "tensor_index.json",
-            "tensor.data_0",
-            "pytorch_model.bin",
-            ".gitattributes",
-            ".x.json",
-        ] {
-            assert!(!is_side_file(OsStr::new(name)), "{name}");
-        }
-    }
 }

@@ -12,6 +12,7 @@ mod date;
 mod digest;
 mod failure;
 mod folders;
+mod hub;
 mod measure;
 mod model;
 mod output;
@@ -23,6 +24,7 @@ mod size;
 mod spread;
 mod trace_file;
 
+mod cache_list;
 mod calibrate;
 mod capabilities;
 mod convert;
@@ -31,6 +33,7 @@ mod hash;
 mod inspect;
 mod plan;
 mod profile;
+mod pull;
 mod sample;
 
 use std::io::Write;
@@ -47,6 +50,10 @@ struct Tensora {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Download a model into the Hub cache, without loading it
+    Pull(pull::Pull),
+    /// List the models in the Hub cache, and their converted copies
+    Cache(cache_list::Cache),
     /// Show what a checkpoint holds: tensors, types, files, layers
     Inspect(inspect::Inspect),
     /// Load a checkpoint and print a SHA-256 digest for each tensor
@@ -72,6 +79,8 @@ pub fn tensora() -> ExitCode {
         "tensora",
         about,
         |args: Tensora, out: &mut dyn Write| match args.command {
+            Command::Pull(args) => pull::run(&args, out),
+            Command::Cache(args) => cache_list::run(&args, out),
             Command::Inspect(args) => inspect::run(&args, out),
             Command::Hash(args) => hash::run(&args, out),
             Command::Plan(args) => plan::run(&args, out),

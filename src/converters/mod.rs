@@ -10,7 +10,7 @@
 //! in pieces of the caller's choice. The plan is a pure function of its input and the bytes of a
 //! file are a pure function of the plan and of the tensors: the same input gives the same files.
 
-mod folder;
+pub(crate) mod folder;
 mod rename;
 mod safetensors_writer;
 mod serverlessllm_writer;
