@@ -5,7 +5,7 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use reqwest::header::{
     ACCEPT_ENCODING, AUTHORIZATION, HeaderMap, HeaderValue, LOCATION, RANGE, RETRY_AFTER,
@@ -367,14 +367,25 @@ pub(super) fn accept(response: Response, url: &Url) -> Result<Response, Failure>
         )
         .help("try again later; what has come so far is kept");
         let after = response.headers().get(RETRY_AFTER);
-        let after = after.and_then(|after| after.to_str().ok()?.trim().parse().ok());
-        return Err(Failure::Passing(error, after.map(Duration::from_secs)));
+        let after = after.and_then(|after| wish(after.to_str().ok()?, SystemTime::now()));
+        return Err(Failure::Passing(error, after));
     }
     Err(Failure::Refused(Refused {
         status,
         code: header("x-error-code").unwrap_or_default(),
         url: shown(url),
     }))
+}
+
+/// How long a `Retry-After` asks to wait: a number of seconds, or a date.
+fn wish(after: &str, now: SystemTime) -> Option<Duration> {
+    let after = after.trim();
+    if let Ok(seconds) = after.parse() {
+        return Some(Duration::from_secs(seconds));
+    }
+    let date = httpdate::parse_http_date(after).ok()?;
+    // A date that has passed asks for no wait.
+    Some(date.duration_since(now).unwrap_or_default())
 }
 
 /// The next part of a body; a body that stops coming is one that has broken off.
@@ -441,6 +452,23 @@ mod tests {
         assert_eq!(shown(&Url::parse(url).unwrap()), "https://cdn.example/a/b");
         for bad in ["", "a b", "a\nb", "é"] {
             assert!(Token::new(bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn a_server_asks_for_seconds_or_names_a_date() {
+        let now = httpdate::parse_http_date("Mon, 30 Nov 2026 12:00:00 GMT").unwrap();
+        for (after, seconds) in [
+            ("7", Some(7)),
+            (" 0 ", Some(0)),
+            ("Mon, 30 Nov 2026 12:01:30 GMT", Some(90)),
+            ("Mon, 30 Nov 2026 11:00:00 GMT", Some(0)),
+            ("soon", None),
+            ("-1", None),
+            ("", None),
+        ] {
+            let expected = seconds.map(Duration::from_secs);
+            assert_eq!(wish(after, now), expected, "{after:?}");
         }
     }
 
