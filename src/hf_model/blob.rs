@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use super::api::RemoteFile;
-use super::client::{Event, Reporter};
+use super::event::{Event, Reporter};
 use super::http::Session;
 use super::local::ModelFolder;
 use super::lock::BlobLock;

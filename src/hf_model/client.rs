@@ -1,20 +1,19 @@
-//! The client: what it was told, what is asked of it, what it gives back and says meanwhile.
+//! The client: what it was told, and what can be asked of it.
 
-use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
 use reqwest::Url;
 
 use super::cache::{self, HubCache};
 use super::env::Environment;
+use super::event::{Event, Reporter};
 use super::http::{Session, Token, shown};
+use super::pace::Pace;
+use super::pull::{Pull, Snapshot};
 use super::snapshot;
 use crate::error::{Error, ErrorKind, Result};
-use crate::formats::Layout;
 use crate::load::CancelToken;
-use crate::plan::Selection;
 
 /// The Hub.
 const ENDPOINT: &str = "https://huggingface.co";
@@ -34,210 +33,6 @@ pub struct Client {
     pub(super) pace: Pace,
     pub(super) cancel: CancelToken,
     pub(super) reporter: Reporter,
-}
-
-/// How patient a client is, and how much it does at once.
-#[derive(Debug, Clone)]
-#[non_exhaustive]
-pub struct Pace {
-    /// Until a connection is there; 10 s.
-    pub connect: Duration,
-    /// Until an answer about a model is there; 10 s, as in the Hub's own tools.
-    pub answer: Duration,
-    /// How long a download may bring nothing before it is begun again where it stopped; 30 s.
-    pub stall: Duration,
-    /// Tries after the first one that may fail in a row; 5. Every byte that comes begins the count
-    /// again.
-    pub tries: u32,
-    /// The pause before the second try, which doubles with each further one up to 30 s; 0.5 s.
-    pub backoff: Duration,
-    /// The longest pause that a server may ask for (`Retry-After`); 5 minutes.
-    pub retry_after: Duration,
-    /// How long the holder of a lock may get nowhere; 10 minutes, as a digest of a large file
-    /// takes its time, too.
-    pub lock: Duration,
-    /// Files at once; 4.
-    pub files: usize,
-    /// Requests for data at once, all files together; 8.
-    pub connections: usize,
-    /// Ranges of one file at once; 4. With [`chunk_bytes`](Self::chunk_bytes) and
-    /// [`files`](Self::files) it bounds the memory for what comes out of order: 128 MiB.
-    pub window: usize,
-    /// The length of a range, in bytes; 8 MiB.
-    pub chunk_bytes: u64,
-}
-
-impl Default for Pace {
-    fn default() -> Self {
-        Self {
-            connect: Duration::from_secs(10),
-            answer: Duration::from_secs(10),
-            stall: Duration::from_secs(30),
-            tries: 5,
-            backoff: Duration::from_millis(500),
-            retry_after: Duration::from_secs(300),
-            lock: Duration::from_secs(600),
-            files: 4,
-            connections: 8,
-            window: 4,
-            chunk_bytes: 8 << 20,
-        }
-    }
-}
-
-/// What happens during a download. Sent from the thread of the call, often; a listener that takes
-/// its time holds the download up.
-#[derive(Debug, Clone, Copy)]
-#[non_exhaustive]
-pub enum Event<'a> {
-    /// So many files are not here yet, with so many bytes, of which some are here from before.
-    Planned {
-        /// Files that are not complete.
-        files: u64,
-        /// Their sizes together, in bytes.
-        bytes: u64,
-        /// Bytes of them that an earlier download has left.
-        present: u64,
-    },
-    /// Bytes of a file have come, and are written in their turn.
-    Advanced {
-        /// Of the file, in the repository.
-        path: &'a str,
-        /// How many came just now.
-        bytes: u64,
-    },
-    /// A file is begun anew: what was there of it does not count.
-    Restarted {
-        /// Of the file, in the repository.
-        path: &'a str,
-        /// How many bytes do not count any more.
-        bytes: u64,
-    },
-    /// Another process downloads this file; it is waited for.
-    Waiting {
-        /// Of the file, in the repository.
-        path: &'a str,
-        /// The lock that it holds.
-        lock: &'a Path,
-    },
-    /// A file is complete and checked.
-    Finished {
-        /// Of the file, in the repository.
-        path: &'a str,
-    },
-}
-
-/// Who is told about events.
-#[derive(Clone)]
-pub(super) struct Reporter(Arc<dyn Fn(Event<'_>) + Send + Sync>);
-
-impl Reporter {
-    pub(super) fn tell(&self, event: Event<'_>) {
-        (self.0)(event);
-    }
-}
-
-impl fmt::Debug for Reporter {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Reporter(..)")
-    }
-}
-
-/// What is wanted of a model: by default the files that a load of it reads.
-#[derive(Debug, Clone)]
-pub struct Pull {
-    pub(super) id: String,
-    pub(super) revision: Option<String>,
-    pub(super) layout: Option<Layout>,
-    pub(super) side_files: bool,
-    pub(super) selection: Option<Selection>,
-}
-
-impl Pull {
-    /// The weights of model `id` (`org/name`) at `main`, with their index.
-    pub fn new(id: impl Into<String>) -> Self {
-        Self {
-            id: id.into(),
-            revision: None,
-            layout: None,
-            side_files: false,
-            selection: None,
-        }
-    }
-
-    /// At a branch, a tag or a commit.
-    #[must_use]
-    pub fn revision(mut self, revision: Option<&str>) -> Self {
-        self.revision = revision.map(str::to_owned);
-        self
-    }
-
-    /// In this layout, where a repository has both.
-    #[must_use]
-    pub fn layout(mut self, layout: Option<Layout>) -> Self {
-        self.layout = layout;
-        self
-    }
-
-    /// Also the files for tokenizer and configuration ([`is_side_file`](super::is_side_file)).
-    #[must_use]
-    pub fn side_files(mut self, wanted: bool) -> Self {
-        self.side_files = wanted;
-        self
-    }
-
-    /// Only the files that hold a selected tensor. Slices make no difference: files are whole.
-    #[must_use]
-    pub fn select(mut self, selection: Selection) -> Self {
-        self.selection = Some(selection);
-        self
-    }
-
-    pub(super) fn revision_or_main(&self) -> &str {
-        self.revision.as_deref().unwrap_or(cache::MAIN)
-    }
-
-    pub(super) fn picks(&self, tensor: &str) -> bool {
-        self.selection
-            .as_ref()
-            .is_none_or(|selection| selection.picks(tensor))
-    }
-}
-
-/// A model in the cache, complete as far as it was asked for.
-#[derive(Debug, Clone)]
-pub struct Snapshot {
-    pub(super) path: PathBuf,
-    pub(super) commit: String,
-    pub(super) files: Vec<PulledFile>,
-}
-
-/// A file of a [`Snapshot`].
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PulledFile {
-    /// Relative to the snapshot, with `/` between components.
-    pub path: String,
-    /// In bytes.
-    pub size: u64,
-    /// Bytes that were downloaded now; 0 for a file that was there.
-    pub downloaded: u64,
-}
-
-impl Snapshot {
-    /// The folder, to be opened.
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-
-    /// The commit that it is of.
-    pub fn commit(&self) -> &str {
-        &self.commit
-    }
-
-    /// The files that were asked for, sorted by path.
-    pub fn files(&self) -> &[PulledFile] {
-        &self.files
-    }
 }
 
 impl Client {

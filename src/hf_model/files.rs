@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use super::api::RemoteFile;
 use super::blob::{self, Context};
-use super::client::Pull;
 use super::local::{self, is_partition, nothing_selected, too_large_an_index};
+use super::pull::Pull;
 use super::transfer::peek;
 use crate::checkpoint::Parts;
 use crate::error::{Error, ErrorKind, Result};

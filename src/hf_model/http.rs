@@ -14,7 +14,7 @@ use reqwest::{Response, StatusCode, Url};
 use rustls_platform_verifier::BuilderVerifierExt as _;
 use tokio::sync::Semaphore;
 
-use super::client::Pace;
+use super::pace::Pace;
 use super::pauses::Pauses;
 use super::refusal;
 use crate::error::{Error, ErrorKind, Result};

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::api::RemoteFile;
 use super::cache::{HubCache, folder_name};
-use super::client::Pull;
 use super::files::is_side_file;
+use super::pull::Pull;
 use super::writer::INCOMPLETE;
 use crate::checkpoint::Parts;
 use crate::converters::folder::sync_folder;

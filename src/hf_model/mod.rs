@@ -28,12 +28,15 @@ mod blob;
 mod cache;
 mod client;
 mod env;
+mod event;
 mod files;
 mod http;
 mod local;
 mod lock;
 mod models;
+mod pace;
 mod pauses;
+mod pull;
 mod range;
 mod refusal;
 mod snapshot;
@@ -45,9 +48,12 @@ use std::path::{Path, PathBuf};
 use crate::error::Result;
 
 pub use cache::HubCache;
-pub use client::{Client, Event, Pace, Pull, PulledFile, Snapshot};
+pub use client::Client;
+pub use event::Event;
 pub use files::is_side_file;
 pub use models::{CachedModel, CachedSnapshot};
+pub use pace::Pace;
+pub use pull::{Pull, PulledFile, Snapshot};
 
 /// A checkpoint's path from what a user typed: a path that exists, else a model id that is looked
 /// up in the cache of [`HubCache::from_env`]. Asks no server; [`Client::resolve`] does.

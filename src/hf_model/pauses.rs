@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use super::client::Pace;
+use super::pace::Pace;
 use crate::error::{Error, Result};
 
 /// The longest pause between two tries that is not the server's wish.

@@ -7,10 +7,12 @@ use tokio::task::JoinSet;
 use super::api::{self, RemoteFile};
 use super::blob::{self, Context};
 use super::cache::{check_id, check_revision, is_commit, not_cached};
-use super::client::{Client, Event, Pull, PulledFile, Snapshot};
+use super::client::Client;
+use super::event::Event;
 use super::files;
 use super::http::Session;
 use super::local::{ModelFolder, Need};
+use super::pull::{Pull, PulledFile, Snapshot};
 use crate::converters::folder::require_space;
 use crate::error::{Error, ErrorKind, Result};
 

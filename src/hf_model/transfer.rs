@@ -11,7 +11,7 @@ use tokio::task::JoinHandle;
 
 use super::api::RemoteFile;
 use super::blob::Context;
-use super::client::Event;
+use super::event::Event;
 use super::http::Failure;
 use super::pauses::Pauses;
 use super::range::{Once, Origin, RangeEnd, Stop, stream_once};
