@@ -26,6 +26,11 @@ pub struct Named {
 }
 
 impl Named {
+    /// The name as it was given.
+    pub fn path(&self) -> &Path {
+        &self.name
+    }
+
     /// Opens it, and gives the path that the name stands for.
     pub fn open(&self) -> Result<(PathBuf, Checkpoint)> {
         let path = hf_model::resolve(&self.name, self.revision.as_deref())?;
