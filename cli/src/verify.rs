@@ -53,6 +53,8 @@ struct Report {
     read: bool,
     /// Whether hashes were compared with a manifest.
     compared: bool,
+    /// Weights in the folder that are not part of the checkpoint.
+    unused: Vec<PathBuf>,
     problems: Vec<Problem>,
 }
 
@@ -65,6 +67,7 @@ pub fn run(args: &Verify, out: &mut dyn Write) -> Result<()> {
         bytes: 0,
         read: false,
         compared: false,
+        unused: Vec::new(),
         problems: Vec::new(),
     };
     let mut what = String::new();
@@ -73,6 +76,7 @@ pub fn run(args: &Verify, out: &mut dyn Write) -> Result<()> {
             report.tensors = checkpoint.tensors().len() as u64;
             report.bytes = checkpoint.total_bytes();
             what = summary(&checkpoint);
+            report.unused = unused(&checkpoint);
             if args.deep || manifest.is_some() {
                 let loader = checkpoint.loader().backend(args.backend.kind);
                 let found = digests(loader.budget(args.budget), checkpoint.total_bytes())?;
@@ -95,6 +99,9 @@ pub fn run(args: &Verify, out: &mut dyn Write) -> Result<()> {
                 None => writeln!(out, "bad: {problem}")?,
             }
         }
+        for file in &report.unused {
+            writeln!(out, "note: {} is no part of it", text::path(file))?;
+        }
         if report.ok {
             let how = match (report.compared, report.read) {
                 (true, _) => "every tensor is what the manifest says",
@@ -111,6 +118,26 @@ pub fn run(args: &Verify, out: &mut dyn Write) -> Result<()> {
             bail!("{} found", output::counted(count, "problem"))
         }
     }
+}
+
+/// Files of weights beside those of the checkpoint, which an index may leave out on purpose.
+fn unused(checkpoint: &Checkpoint) -> Vec<PathBuf> {
+    let root = checkpoint.root();
+    let used: Vec<&Path> = checkpoint.sources().iter().map(|s| s.path()).collect();
+    let Ok(entries) = std::fs::read_dir(root) else {
+        return Vec::new();
+    };
+    let is_weights = |path: &PathBuf| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        name.starts_with("tensor.data_") || name.ends_with(".safetensors")
+    };
+    let paths = entries.flatten().map(|entry| entry.path());
+    let mut unused: Vec<PathBuf> = paths
+        .filter(is_weights)
+        .filter(|path| !used.contains(&&**path))
+        .collect();
+    unused.sort();
+    unused
 }
 
 /// What a manifest has against what was found.

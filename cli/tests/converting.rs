@@ -10,7 +10,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use common::{Sandbox, names};
+use common::{Sandbox, names, send, wait};
 
 /// A number from 0 to `below`, from a sequence that is the same every time.
 struct Dice(u64);
@@ -310,6 +310,73 @@ fn a_manifest_finds_each_bad_tensor_and_structure_is_checked_without_one() {
         "tensora",
         &["verify", "b", "--manifest", "a/config.json"],
     );
+}
+
+#[test]
+fn what_a_signal_interrupts_stays_only_under_resume() {
+    let sandbox = Sandbox::new();
+    let args = ["sample", "a", "--size", "1MiB", "--tensors", "20000"];
+    sandbox.run("tensora", &args);
+    let args = ["a", "out", "-p", "20000"];
+    let mut child = sandbox
+        .std_program("convert")
+        .args(args)
+        .arg("--resume")
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    let journal = sandbox.path("out/.tensora-convert");
+    while !journal.exists() {
+        assert!(child.try_wait().unwrap().is_none(), "it ended too early");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    send("INT", &child);
+    assert_eq!(wait(&mut child), Some(130));
+    assert!(journal.exists());
+    let error = sandbox.fail(1, "tensora", &["inspect", "out"]);
+    assert!(error.contains("interrupted"), "{error}");
+    // Another conversion does not go on with it, but starts from the beginning.
+    sandbox.run("convert", &["a", "out", "-p", "2"]);
+    assert_eq!(names(&sandbox.path("out")).len(), 4);
+    sandbox.run("tensora", &["diff", "a", "out"]);
+}
+
+/// The most memory that a program has had in use, in bytes, as far as looking at it often tells.
+#[cfg(target_os = "linux")]
+fn peak(mut command: Command) -> u64 {
+    let mut child = command.stdout(Stdio::null()).spawn().unwrap();
+    let status = format!("/proc/{}/status", child.id());
+    let mut peak = 0;
+    while child.try_wait().unwrap().is_none() {
+        let text = std::fs::read_to_string(&status).unwrap_or_default();
+        let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+        let kib = line.and_then(|line| line.trim().strip_suffix(" kB"));
+        peak = kib.and_then(|kib| kib.parse().ok()).unwrap_or(peak);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert!(child.wait().unwrap().success());
+    peak << 10
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn memory_is_bounded_by_the_budget_and_not_by_the_largest_tensor() {
+    let sandbox = Sandbox::new();
+    let args = ["sample", "a", "--size", "512MiB", "--tensors", "2"];
+    sandbox.run("tensora", &args);
+    for backend in ["sync", "async", "mmap"] {
+        let mut command = sandbox.std_program("convert");
+        command.args(["a", "out", "--budget", "32MiB", "-b", backend]);
+        let bytes = peak(command);
+        // The budget, a piece of 2 MiB, and what the program takes by itself.
+        assert!(bytes < (32 + 2 + 64) << 20, "{backend}: {bytes}");
+        assert!(bytes > 1 << 20, "{backend}: it was not seen");
+        let mut command = sandbox.std_program("tensora");
+        command.args(["diff", "a", "out", "--budget", "96MiB", "-b", backend]);
+        let bytes = peak(command);
+        assert!(bytes < (96 + 32 + 64) << 20, "diff, {backend}: {bytes}");
+        std::fs::remove_dir_all(sandbox.path("out")).unwrap();
+    }
 }
 
 #[test]

@@ -39,14 +39,18 @@ type PieceDigests = Vec<Option<[u8; 32]>>;
 
 impl Conversion {
     /// A loader of the pieces with these numbers, under what the writers leave of the budget.
-    pub(super) fn loader(&self, numbers: impl IntoIterator<Item = usize>) -> Result<Loader> {
+    pub(super) fn loader(
+        &self,
+        numbers: impl IntoIterator<Item = usize>,
+        digests: Digests,
+    ) -> Result<Loader> {
         let cuts = numbers.into_iter().map(|n| (n, self.pieces[n].cut));
         let pieces = self.checkpoint.pieces(cuts)?;
         Ok(pieces
             .loader()
             .backend(self.options.backend)
             .budget(self.stream_budget())
-            .digests(self.digests()))
+            .digests(digests))
     }
 
     fn stream_budget(&self) -> u64 {
@@ -55,11 +59,11 @@ impl Conversion {
         budget.saturating_sub(written).max(budget / 2).max(1)
     }
 
-    fn digests(&self) -> Digests {
+    /// Those of what is copied: only what is verified is hashed.
+    fn digests_of_copies(&self) -> Digests {
         match self.options.verify {
-            #[cfg(feature = "digest")]
-            true => Digests::Sha256,
-            _ => Digests::None,
+            true => all_digests(),
+            false => Digests::None,
         }
     }
 
@@ -142,7 +146,9 @@ impl Conversion {
         for (name, bytes) in small.into_iter().flatten() {
             write_small(folder, name, bytes, keep)?;
         }
-        self.verify(path, digests, progress)?;
+        if self.options.verify {
+            self.verify(path, digests, progress)?;
+        }
         Ok(resumed)
     }
 
@@ -155,7 +161,7 @@ impl Conversion {
         journal_path: &Path,
         progress: &(dyn Fn(u64) + Sync),
     ) -> Result<PieceDigests> {
-        let stream = self.loader(numbers)?.stream()?;
+        let stream = self.loader(numbers, self.digests_of_copies())?.stream()?;
         let digests = Mutex::new(vec![None; self.pieces.len()]);
         let (written, to_flush) = channel();
         let failed = AtomicBool::new(false);
@@ -195,14 +201,11 @@ impl Conversion {
         mut expected: PieceDigests,
         progress: &(dyn Fn(u64) + Sync),
     ) -> Result<()> {
-        if !self.options.verify {
-            return Ok(());
-        }
         let unknown: Vec<usize> = (0..expected.len())
             .filter(|&n| expected[n].is_none())
             .collect();
         if !unknown.is_empty() {
-            let loader = self.loader(unknown)?;
+            let loader = self.loader(unknown, all_digests())?;
             for piece in loader.stream()? {
                 let piece = piece.map_err(|error| self.name_tensor(error))?;
                 expected[piece_number(&piece)] = piece.sha256().copied();
@@ -234,7 +237,7 @@ impl Conversion {
             .loader()
             .backend(self.options.backend)
             .budget(self.options.budget)
-            .digests(self.digests());
+            .digests(all_digests());
         for piece in loader.stream()? {
             let piece = piece.map_err(|error| self.name_tensor(error))?;
             let number = piece_number(&piece);
@@ -248,7 +251,7 @@ impl Conversion {
                 return Err(Error::new(ErrorKind::Io, message)
                     .at(folder.join(&self.target.plan.files[file].name))
                     .tensor(self.tensor_name(number))
-                    .help("the disk or the memory is faulty, or somebody else has written; convert again"));
+                    .help("it was written from another input or by a faulty machine; convert again with --force"));
             }
         }
         Ok(())
@@ -261,6 +264,14 @@ impl Conversion {
     fn name_tensor(&self, error: Error) -> Error {
         rename_piece(error, |piece| self.tensor_name(piece))
     }
+}
+
+/// SHA-256, where this build has it; options that need it are refused where it has not.
+fn all_digests() -> Digests {
+    #[cfg(feature = "digest")]
+    return Digests::Sha256;
+    #[cfg(not(feature = "digest"))]
+    Digests::None
 }
 
 /// Takes pieces as they arrive and hands them to several threads. The first error ends it.
