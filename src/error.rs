@@ -65,6 +65,12 @@ pub enum ErrorKind {
     NotFound,
     /// The model is not in the local cache.
     NotCached,
+    /// A server cannot be reached, or does not answer as it should.
+    Network,
+    /// A server refuses: a token is missing or wrong, or access was not granted.
+    Denied,
+    /// What a server sent is not what it had announced.
+    BadDownload,
     /// The chosen backend cannot run here.
     Unavailable,
     /// A file changed between opening and the end of the load.

@@ -19,7 +19,8 @@
 //! what to do. After an error there are no tensors: never a partial model, never zeros.
 //!
 //! # Features
-//! - `hub` (default): model ids of the local Hugging Face cache, in `hf_model`.
+//! - `hub` (default): model ids of the Hugging Face Hub, its cache and downloads into it, in
+//!   `hf_model`.
 //! - `io-uring` (default): the Linux io_uring backend. Without it, or elsewhere, choosing that
 //!   backend is an error and [`BackendKind::Default`] does without.
 //! - `digest`: tensors that carry the SHA-256 of their bytes, with [`Loader::digests`]; `compare` of

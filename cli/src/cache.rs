@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
+use serde::Serialize;
 use tensora::{Checkpoint, Layout, TensorMeta, text};
 
 use crate::folders::Folder;
@@ -56,6 +57,48 @@ pub fn objection(copy: &Path, original: &Checkpoint) -> Option<String> {
         None if found != wanted => Some(format!("it holds {found} tensors, not {wanted}")),
         None => None,
     }
+}
+
+/// A converted copy of a model.
+#[derive(Debug, Serialize)]
+pub struct Copied {
+    pub id: String,
+    pub commit: String,
+    pub path: PathBuf,
+    pub bytes: u64,
+}
+
+/// The converted copies that are there, sorted; none where the folder does not exist.
+pub fn copies() -> Result<Vec<Copied>> {
+    let root = root()?;
+    let failed = |error| tensora::Error::io("list", &root, error);
+    let entries = match std::fs::read_dir(&root) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        other => other.map_err(failed)?,
+    };
+    let mut copies = Vec::new();
+    for entry in entries {
+        let entry = entry.map_err(failed)?;
+        let name = entry.file_name();
+        let parts = name.to_str().and_then(|name| name.split_once('@'));
+        let path = entry.path().join("serverlessllm");
+        if let Some((slug, commit)) = parts
+            && let Ok(files) = std::fs::read_dir(&path)
+        {
+            let sizes = files
+                .flatten()
+                .filter_map(|file| Some(file.metadata().ok()?.len()));
+            copies.push(Copied {
+                id: slug.replacen("--", "/", 1),
+                // Behind it is in how many partitions the copy is.
+                commit: commit.split('+').next().unwrap_or(commit).to_owned(),
+                bytes: sizes.sum(),
+                path,
+            });
+        }
+    }
+    copies.sort_by(|a, b| a.path.cmp(&b.path));
+    Ok(copies)
 }
 
 #[cfg(test)]

@@ -81,7 +81,7 @@ impl FromStr for DialectName {
 }
 
 pub fn run(args: &Convert, out: &mut dyn Write) -> Result<()> {
-    let (path, checkpoint) = args.named.open()?;
+    let (path, checkpoint) = args.named.open_with_side_files()?;
     let options = ConvertOptions {
         to: args.to,
         partitions: args.partitions.map(|count| count as u32),

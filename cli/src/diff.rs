@@ -6,9 +6,10 @@ use std::path::PathBuf;
 use anyhow::{Result, bail};
 use clap::Args;
 use serde::Serialize;
-use tensora::{CompareOptions, Comparison, What, compare, hf_model, text};
+use tensora::{CompareOptions, Comparison, What, compare, text};
 
 use crate::args::Backend;
+use crate::hub::Hub;
 use crate::model;
 use crate::progress::Progress;
 use crate::{output, size};
@@ -17,10 +18,14 @@ use crate::{output, size};
 /// code 1 when something does.
 #[derive(Debug, Args)]
 pub struct Diff {
-    /// A path, or the id of a model in the local Hub cache
+    /// A path, or the id of a model on the Hub
+    #[arg(value_name = "PATH|ID")]
     a: PathBuf,
     /// Another one
+    #[arg(value_name = "PATH|ID")]
     b: PathBuf,
+    #[command(flatten)]
+    hub: Hub,
     #[command(flatten)]
     backend: Backend,
     /// Bytes that may be read or wait at once, of both together
@@ -42,8 +47,9 @@ struct Report<'a> {
 }
 
 pub fn run(args: &Diff, out: &mut dyn Write) -> Result<()> {
-    let open =
-        |name: &PathBuf| -> Result<_> { Ok(model::open(&hf_model::resolve(name, None)?, None)?) };
+    let open = |name: &PathBuf| -> Result<_> {
+        Ok(model::open(&args.hub.find(name, |pull| pull)?, None)?)
+    };
     let (a, b) = (open(&args.a)?, open(&args.b)?);
     let options = CompareOptions {
         backend: args.backend.kind,

@@ -12,6 +12,7 @@ mod date;
 mod digest;
 mod failure;
 mod folders;
+mod hub;
 mod manifest;
 mod measure;
 mod model;
@@ -24,6 +25,7 @@ mod size;
 mod spread;
 mod trace_file;
 
+mod cache_list;
 mod calibrate;
 mod capabilities;
 mod completions;
@@ -34,6 +36,7 @@ mod hash;
 mod inspect;
 mod plan;
 mod profile;
+mod pull;
 mod sample;
 mod verify;
 
@@ -51,6 +54,10 @@ struct Tensora {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Download a model into the Hub cache, without loading it
+    Pull(pull::Pull),
+    /// List the models in the Hub cache, and their converted copies
+    Cache(cache_list::Cache),
     /// Show what a checkpoint holds: tensors, types, files, layers
     Inspect(inspect::Inspect),
     /// Load a checkpoint and print a SHA-256 digest for each tensor
@@ -82,6 +89,8 @@ pub fn tensora() -> ExitCode {
         "tensora",
         about,
         |args: Tensora, out: &mut dyn Write| match args.command {
+            Command::Pull(args) => pull::run(&args, out),
+            Command::Cache(args) => cache_list::run(&args, out),
             Command::Inspect(args) => inspect::run(&args, out),
             Command::Hash(args) => hash::run(&args, out),
             Command::Verify(args) => verify::run(&args, out),

@@ -5,8 +5,10 @@ use std::path::{Path, PathBuf};
 use anyhow::{Result, bail};
 use clap::Args;
 use tensora::converters::RECOMMENDED_PARTITION_BYTES;
-use tensora::{Checkpoint, Layout, hf_model, text};
+use tensora::{Checkpoint, Layout, text};
 
+use crate::failure::Usage;
+use crate::hub::{self, Hub};
 use crate::{cache, config, output, samples, size};
 
 /// Size of the sample that is taken where nothing else is chosen.
@@ -15,12 +17,11 @@ const SAMPLE_BYTES: u64 = 256 << 20;
 /// A checkpoint by path or id.
 #[derive(Debug, Args)]
 pub struct Named {
-    /// Path of a folder, a file or an index; or the id of a model in the local Hub cache
+    /// Path of a folder, a file or an index; or the id of a model on the Hub
     #[arg(value_name = "PATH|ID")]
     name: PathBuf,
-    /// Branch, tag or commit of a model that is named by its id
-    #[arg(long, value_name = "REVISION")]
-    revision: Option<String>,
+    #[command(flatten)]
+    hub: Hub,
     /// safetensors or serverlessllm, where a folder holds both
     #[arg(long)]
     layout: Option<Layout>,
@@ -34,7 +35,19 @@ impl Named {
 
     /// Opens it, and gives the path that the name stands for.
     pub fn open(&self) -> Result<(PathBuf, Checkpoint)> {
-        let path = hf_model::resolve(&self.name, self.revision.as_deref())?;
+        self.open_with(false)
+    }
+
+    /// As [`open`](Self::open); of a model of the Hub, the files for tokenizer and configuration
+    /// are there, too.
+    pub fn open_with_side_files(&self) -> Result<(PathBuf, Checkpoint)> {
+        self.open_with(true)
+    }
+
+    fn open_with(&self, side_files: bool) -> Result<(PathBuf, Checkpoint)> {
+        let path = self.hub.find(&self.name, |pull| {
+            pull.layout(self.layout).side_files(side_files)
+        })?;
         let checkpoint = open(&path, self.layout)?;
         Ok((path, checkpoint))
     }
@@ -43,12 +56,11 @@ impl Named {
 /// What to measure: a model, a path, or else a sample.
 #[derive(Debug, Args)]
 pub struct Choice {
-    /// Id of a model in the local Hub cache (a path that exists wins)
+    /// Id of a model on the Hub (a path that exists wins)
     #[arg(long, value_name = "ID", conflicts_with = "path")]
     model_id: Option<String>,
-    /// Branch, tag or commit of the model
-    #[arg(long, value_name = "REVISION", requires = "model_id")]
-    revision: Option<String>,
+    #[command(flatten)]
+    hub: Hub,
     /// Path of a folder, a file or an index
     #[arg(long, value_name = "PATH")]
     path: Option<PathBuf>,
@@ -79,7 +91,7 @@ impl Choice {
     /// The layout of what was chosen, as it is found.
     pub fn layout(&self) -> Result<Layout> {
         let path = match (&self.model_id, &self.path) {
-            (Some(id), _) => hf_model::resolve(id, self.revision.as_deref())?,
+            (Some(id), _) => self.hub.find(Path::new(id), |pull| pull)?,
             (None, path) => path.clone().unwrap_or_default(),
         };
         Ok(Checkpoint::open(path)?.layout())
@@ -93,21 +105,26 @@ impl Choice {
             .map(|path| path.to_string_lossy().into_owned());
         [
             ("--model-id", self.model_id.clone()),
-            ("--revision", self.revision.clone()),
+            ("--revision", self.hub.revision().map(str::to_owned)),
             ("--path", path),
             ("--sample", self.sample.map(|bytes| bytes.to_string())),
         ]
         .into_iter()
         .filter_map(|(option, value)| Some([option.to_owned(), value?]))
         .flatten()
+        .chain(self.hub.is_offline().then(|| "--offline".to_owned()))
         .collect()
     }
 
     /// The chosen checkpoint in `layout`; where neither a model nor a path was chosen,
     /// a sample, which is made when it is not there yet.
     pub fn subject(&self, layout: Layout) -> Result<Subject> {
+        if self.model_id.is_none() && self.hub.revision().is_some() {
+            let message = "--revision is that of a model, which --model-id names";
+            return Err(Usage(message.to_owned()).into());
+        }
         let path = match (&self.model_id, &self.path) {
-            (Some(id), _) => model(id, self.revision.as_deref(), layout)?,
+            (Some(id), _) => model(id, &self.hub, layout)?,
             (None, Some(path)) => in_layout(path, layout)?,
             (None, None) => samples::cached(self.sample.unwrap_or(SAMPLE_BYTES), layout)?,
         };
@@ -126,9 +143,9 @@ pub fn open(path: &Path, layout: Option<Layout>) -> tensora::Result<Checkpoint> 
 
 /// The folder of model `id` in `layout`: its snapshot or, where that has another layout, the
 /// converted copy in our cache.
-fn model(id: &str, revision: Option<&str>, layout: Layout) -> Result<PathBuf> {
-    let is_path = Path::new(id).symlink_metadata().is_ok();
-    let snapshot = hf_model::resolve(id, revision)?;
+fn model(id: &str, hub: &Hub, layout: Layout) -> Result<PathBuf> {
+    let is_path = hub::is_path(Path::new(id));
+    let snapshot = hub.find(Path::new(id), |pull| pull)?;
     let index = tensora::formats::serverlessllm::INDEX_FILE;
     if is_path {
         return in_layout(&snapshot, layout);
@@ -150,7 +167,7 @@ fn model(id: &str, revision: Option<&str>, layout: Layout) -> Result<PathBuf> {
     if copy.exists() {
         words.push("--force".to_owned());
     }
-    if let Some(revision) = revision {
+    if let Some(revision) = hub.revision() {
         words.extend(["--revision".to_owned(), revision.to_owned()]);
     }
     bail!(

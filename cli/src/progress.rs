@@ -13,6 +13,12 @@ impl Progress {
         Self::new(ProgressBar::new(total), template, what.to_owned())
     }
 
+    /// Bytes out of `total` that come from afar, so that the end is worth foretelling.
+    pub fn download(total: u64) -> Self {
+        let template = "{msg} {wide_bar} {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec} {eta} left";
+        Self::new(ProgressBar::new(total), template, "downloading".to_owned())
+    }
+
     /// Something whose end is not known.
     pub fn waiting(what: String) -> Self {
         let progress = Self::new(ProgressBar::new_spinner(), "{spinner} {msg}", what);
@@ -25,6 +31,17 @@ impl Progress {
     /// So many more bytes are done.
     pub fn add(&self, bytes: u64) {
         self.0.inc(bytes);
+    }
+
+    /// What was there before: it does not count for the rate.
+    pub fn start_at(&self, bytes: u64) {
+        self.0.set_position(bytes);
+        self.0.reset_eta();
+    }
+
+    /// So many bytes do not count any more.
+    pub fn take_back(&self, bytes: u64) {
+        self.0.set_position(self.0.position().saturating_sub(bytes));
     }
 
     fn new(bar: ProgressBar, template: &str, message: String) -> Self {

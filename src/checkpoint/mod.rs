@@ -9,6 +9,8 @@ pub(crate) mod pieces;
 mod resolve;
 
 use std::collections::BTreeMap;
+#[cfg(feature = "hub")]
+use std::ffi::OsString;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -35,6 +37,45 @@ struct Inner {
     names: Names,
     metadata: BTreeMap<String, String>,
     total_bytes: u64,
+}
+
+/// Which files a folder's checkpoint consists of, told by names.
+#[cfg(feature = "hub")]
+pub(crate) enum Parts {
+    /// SafeTensors files without an index.
+    Files(Vec<PathBuf>),
+    /// The index of a sharded SafeTensors checkpoint.
+    Index(PathBuf),
+    /// The index of a ServerlessLLM checkpoint.
+    Partitions(PathBuf),
+}
+
+#[cfg(feature = "hub")]
+impl Parts {
+    /// The parts of the checkpoint that [`Checkpoint::open`] would open in this folder.
+    pub(crate) fn of_folder(folder: &Path, layout: Option<Layout>) -> Result<Self> {
+        resolve::resolve(folder, layout).map(Self::from)
+    }
+
+    /// The same for a folder that is elsewhere and has these files, which `root` stands for.
+    pub(crate) fn of_names(
+        root: &Path,
+        files: Vec<OsString>,
+        layout: Option<Layout>,
+    ) -> Result<Self> {
+        resolve::names(root, files, layout).map(Self::from)
+    }
+}
+
+#[cfg(feature = "hub")]
+impl From<resolve::Resolved> for Parts {
+    fn from(found: resolve::Resolved) -> Self {
+        match found {
+            resolve::Resolved::Files { files, .. } => Self::Files(files),
+            resolve::Resolved::Index { index, .. } => Self::Index(index),
+            resolve::Resolved::Partitions { index, .. } => Self::Partitions(index),
+        }
+    }
 }
 
 /// What a layout's reader found.

@@ -80,9 +80,32 @@ pub(super) fn resolve(path: &Path, layout: Option<Layout>) -> Result<Resolved> {
     })
 }
 
+/// Finds the files of the checkpoint among the names of a folder that is elsewhere.
+#[cfg(feature = "hub")]
+pub(super) fn names(
+    path: &Path,
+    mut files: Vec<OsString>,
+    layout: Option<Layout>,
+) -> Result<Resolved> {
+    files.sort_unstable();
+    let folders = Vec::new();
+    in_listing(
+        &Listing {
+            path,
+            files,
+            folders,
+        },
+        layout,
+    )
+}
+
 fn folder(path: &Path, layout: Option<Layout>) -> Result<Resolved> {
     refuse_incomplete(path)?;
-    let listing = Listing::read(path)?;
+    in_listing(&Listing::read(path)?, layout)
+}
+
+fn in_listing(listing: &Listing<'_>, layout: Option<Layout>) -> Result<Resolved> {
+    let path = listing.path;
     let partitions = listing.has(INDEX_FILE)?;
     let weights = match layout {
         Some(Layout::ServerlessLlm) => None,

@@ -14,7 +14,7 @@
 //! file are a pure function of the plan and of the tensors: the same input gives the same files.
 
 mod convert;
-mod folder;
+pub(crate) mod folder;
 mod rename;
 mod safetensors_writer;
 mod serverlessllm_writer;
@@ -26,6 +26,8 @@ use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
 use crate::tensor::Shape;
 
+#[cfg(feature = "hub")]
+pub(crate) use convert::is_companion;
 pub use convert::{
     Conversion, ConvertOptions, ConvertReport, DEFAULT_SHARD_BYTES, METADATA_FILE, convert,
 };

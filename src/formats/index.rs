@@ -109,7 +109,7 @@ impl fmt::Debug for ShardIndex {
 /// Checks that `value` names something below the folder it is relative to, on every platform, and
 /// drops its `.` components. Symbolic links are not looked at: those are the user's own (the Hub
 /// cache is made of them).
-fn safe_relative(value: &str) -> Result<Box<str>> {
+pub(crate) fn safe_relative(value: &str) -> Result<Box<str>> {
     let bytes = value.as_bytes();
     let drive = matches!(bytes, [letter, b':', ..] if letter.is_ascii_alphabetic());
     let why = if value.is_empty() {

@@ -125,6 +125,16 @@ impl Selection {
         Ok(self)
     }
 
+    /// Whether a tensor of this name is selected.
+    #[cfg(feature = "hub")]
+    pub(crate) fn picks(&self, name: &str) -> bool {
+        self.wanted.iter().any(|wanted| match wanted {
+            Wanted::All => true,
+            Wanted::Names(names) => names.iter().any(|wanted| **wanted == *name),
+            Wanted::Pattern(pattern) => pattern.matches(name),
+        })
+    }
+
     fn of(wanted: Wanted) -> Self {
         Self {
             wanted: vec![wanted],

@@ -53,6 +53,10 @@ const TURNING_FACTOR: u64 = 4;
 /// five, on a disk whose ranges overlap; more were not tried.
 const DIRECT_RINGS: usize = 2;
 
+/// Reads of resident data on one ring. The kernel copies while they are submitted, so that the first
+/// tensor waits for all of them: of 256 MiB it came after 37 ms of 49 with 16.
+const COPIES_AT_ONCE: usize = 2;
+
 /// Selections of at least this part of their files are what read-ahead is made for.
 const DENSE: f64 = 0.5;
 
@@ -125,6 +129,7 @@ pub(crate) fn decide(
         queue_depth: match (is_ring, settings.queue_depth) {
             (false, _) => 1,
             (true, Some(depth)) => depth,
+            (true, None) if shape.cached_bytes() == shape.read_bytes => COPIES_AT_ONCE,
             (true, None) => direct.depth as usize,
         },
         buffered_chunk: settings.chunk_bytes.unwrap_or(preset.buffered_chunk),

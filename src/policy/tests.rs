@@ -180,6 +180,16 @@ fn the_table_of_choices() {
 }
 
 #[test]
+fn a_ring_copies_few_resident_reads_at_once() {
+    let settings = Settings {
+        backend: BackendKind::IoUring,
+        ..Settings::default()
+    };
+    let depth = |shape| decided(&shape, &with_uring(), &settings, Preset::default()).queue_depth;
+    assert_eq!((depth(warm()), depth(half()), depth(cold())), (2, 16, 16));
+}
+
+#[test]
 fn page_cache_is_counted_against_a_cgroup() {
     let limited = Facts {
         memory: MemoryFacts {

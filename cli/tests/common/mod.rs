@@ -44,7 +44,10 @@ impl Sandbox {
             .env("TENSORA_CONFIG_DIR", self.path("config"))
             .env("HF_HUB_CACHE", self.path("hub"))
             .env_remove("NO_COLOR")
-            .env_remove("HF_HOME");
+            .env("HF_HUB_OFFLINE", "1")
+            .env_remove("HF_HOME")
+            .env_remove("HF_TOKEN")
+            .env_remove("HF_ENDPOINT");
         command
     }
 

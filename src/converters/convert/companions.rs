@@ -1,7 +1,6 @@
 //! Configuration, tokenizer and other small files beside the weights, without which a checkpoint
 //! cannot be used.
 
-use std::ffi::OsStr;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -10,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::formats::serverlessllm::INDEX_FILE;
 
 /// What their names end with.
-const ENDINGS: [&str; 12] = [
+const ENDINGS: [&str; 8] = [
     ".json",
     ".txt",
     ".model",
@@ -19,10 +18,6 @@ const ENDINGS: [&str; 12] = [
     ".vocab",
     ".bpe",
     ".py",
-    ".md",
-    ".yaml",
-    ".yml",
-    ".spm",
 ];
 
 /// A file to copy, and its length in bytes when it was found.
@@ -41,7 +36,7 @@ pub(super) fn companions(folder: &Path) -> Result<Vec<Companion>> {
         let entry = entry.map_err(failed)?;
         let path = entry.path();
         let name = entry.file_name();
-        if let Some(name) = is_companion(&name)
+        if let Some(name) = name.to_str().filter(|name| is_companion(name))
             && let Ok(metadata) = path.metadata()
             && metadata.is_file()
         {
@@ -56,13 +51,12 @@ pub(super) fn companions(folder: &Path) -> Result<Vec<Companion>> {
     Ok(found)
 }
 
-/// The name of a configuration or tokenizer file, and not of weights or an index.
-fn is_companion(name: &OsStr) -> Option<&str> {
-    let name = name.to_str()?;
-    let licence = name == "LICENSE" || name == "NOTICE";
-    let known = licence || ENDINGS.iter().any(|ending| name.ends_with(ending));
+/// Whether a file name is that of a configuration or tokenizer file, and not of weights or of an
+/// index of them.
+pub(crate) fn is_companion(name: &str) -> bool {
     let ours = name.ends_with(".index.json") || name == INDEX_FILE || name == METADATA_FILE;
-    (!name.starts_with('.') && known && !ours).then_some(name)
+    let plain = !name.starts_with('.') && !name.contains('/');
+    plain && !ours && ENDINGS.iter().any(|ending| name.ends_with(ending))
 }
 
 #[cfg(test)]
@@ -71,15 +65,13 @@ mod tests {
 
     #[test]
     fn configuration_is_copied_and_weights_and_indexes_are_not() {
-        let is = |name: &str| is_companion(OsStr::new(name)).is_some();
         for name in [
             "config.json",
             "tokenizer.model",
             "merges.txt",
             "chat_template.jinja",
-            "LICENSE",
         ] {
-            assert!(is(name), "{name}");
+            assert!(is_companion(name), "{name}");
         }
         for name in [
             "model.safetensors",
@@ -92,7 +84,7 @@ mod tests {
             ".gitattributes",
             ".x.json",
         ] {
-            assert!(!is(name), "{name}");
+            assert!(!is_companion(name), "{name}");
         }
     }
 }

@@ -37,6 +37,8 @@ use companions::Companion;
 use journal::Fingerprint;
 use target::Target;
 
+#[cfg(feature = "hub")]
+pub(crate) use companions::is_companion;
 pub use target::{DEFAULT_SHARD_BYTES, METADATA_FILE};
 
 /// Bytes that are in memory at most where nothing else is asked for: 512 MiB.

@@ -88,7 +88,7 @@ impl Drop for FolderLock {
 
 /// Whether the open file is still the one of this name.
 #[cfg(unix)]
-fn is_at(file: &File, path: &Path) -> bool {
+pub(crate) fn is_at(file: &File, path: &Path) -> bool {
     use std::os::unix::fs::MetadataExt;
     match (file.metadata(), path.symlink_metadata()) {
         (Ok(a), Ok(b)) => (a.dev(), a.ino()) == (b.dev(), b.ino()),
@@ -98,11 +98,11 @@ fn is_at(file: &File, path: &Path) -> bool {
 
 /// Elsewhere a file that is open keeps its name until it is closed.
 #[cfg(not(unix))]
-fn is_at(_: &File, path: &Path) -> bool {
+pub(crate) fn is_at(_: &File, path: &Path) -> bool {
     path.exists()
 }
 
-fn has_no_locks(error: &io::Error) -> bool {
+pub(crate) fn has_no_locks(error: &io::Error) -> bool {
     #[cfg(unix)]
     if error.raw_os_error() == Some(libc::ENOLCK) {
         return true;

@@ -20,6 +20,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+pub(crate) use lock::{has_no_locks, is_at};
 pub use pending::PendingFile;
 pub(super) use pending::{TemporaryName, exists_already};
 
@@ -119,23 +120,7 @@ impl OutputFolder {
     /// # Errors
     /// [`ErrorKind::Io`] when fewer than `needed` bytes are free.
     pub fn require_space(&self, needed: u64) -> Result<()> {
-        #[cfg(unix)]
-        if let Ok(stat) = rustix::fs::statvfs(self.path())
-            && stat.f_blocks > 0
-        {
-            let free = stat.f_bavail.saturating_mul(stat.f_frsize);
-            if free < needed {
-                return Err(Error::new(
-                    ErrorKind::Io,
-                    format!("{needed} bytes are to be written, and {free} are free here"),
-                )
-                .at(self.path())
-                .help("free some space, or choose a folder on another disk"));
-            }
-        }
-        #[cfg(not(unix))]
-        let _ = needed;
-        Ok(())
+        require_space(self.path(), needed)
     }
 
     /// The output is complete: unlocks the folder, calls `last`, which may move it, and keeps
@@ -262,6 +247,27 @@ fn refuse_occupied(folder: &Path) -> Result<()> {
     Ok(())
 }
 
+/// As [`OutputFolder::require_space`], for any folder that is there.
+pub(crate) fn require_space(folder: &Path, needed: u64) -> Result<()> {
+    #[cfg(unix)]
+    if let Ok(stat) = rustix::fs::statvfs(folder)
+        && stat.f_blocks > 0
+    {
+        let free = stat.f_bavail.saturating_mul(stat.f_frsize);
+        if free < needed {
+            return Err(Error::new(
+                ErrorKind::Io,
+                format!("{needed} bytes are to be written, and {free} are free here"),
+            )
+            .at(folder)
+            .help("free some space, or choose a folder on another disk"));
+        }
+    }
+    #[cfg(not(unix))]
+    let _ = (folder, needed);
+    Ok(())
+}
+
 fn parent_of(path: &Path) -> PathBuf {
     match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
@@ -270,7 +276,7 @@ fn parent_of(path: &Path) -> PathBuf {
 }
 
 /// Makes renames within `folder` durable. Only Unix can: elsewhere this does nothing.
-fn sync_folder(folder: &Path) -> Result<()> {
+pub(crate) fn sync_folder(folder: &Path) -> Result<()> {
     #[cfg(unix)]
     {
         let file = File::open(folder).map_err(|error| Error::io("open", folder, error))?;

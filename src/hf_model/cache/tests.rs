@@ -1,5 +1,3 @@
-//! Caches as the Hub's tools leave them, and names that are in none.
-
 use super::*;
 use std::fs;
 
@@ -160,7 +158,7 @@ fn an_existing_path_wins_and_a_missing_one_is_not_an_id() {
     let hub = Fixture::new(&[A], &[("main", A)]);
     let path = hub.scratch.path().join("models--org--name");
     assert_eq!(hub.cache.resolve(&path, None).unwrap(), path);
-    assert_eq!(resolve(&path, Some("main")).unwrap(), path);
+    assert_eq!(super::super::resolve(&path, Some("main")).unwrap(), path);
     assert!(hub.cache.resolve("org/name", None).unwrap().ends_with(A));
     for missing in [
         "./org/name",

@@ -1,4 +1,4 @@
-//! Model names: an existing path, or the id of a model in the local Hugging Face cache.
+//! The local Hugging Face cache: from an id and a revision to a snapshot folder.
 //!
 //! Resolving reads a few small files and names of the cache. It takes no lock, writes nothing and
 //! asks no server, so it works on read-only, shared and copied caches, and offline. Whether a
@@ -14,27 +14,16 @@ use std::path::{Component, Path, PathBuf};
 use crate::error::{Error, ErrorKind, Result};
 
 /// The revision that is meant when none is named.
-const MAIN: &str = "main";
+pub(super) const MAIN: &str = "main";
+
+/// What the folders of models begin with.
+pub(super) const MODELS: &str = "models--";
 
 /// The Hub's limit on the length of a model id.
 const MAX_ID_LEN: usize = 96;
 
 /// How many revisions or snapshots a message lists.
 const LISTED: usize = 8;
-
-/// A checkpoint's path from what a user typed: a path that exists, else a model id that is looked
-/// up in the cache of [`HubCache::from_env`].
-///
-/// # Errors
-/// As [`HubCache::resolve`]; [`ErrorKind::NotFound`] when the environment tells no cache folder.
-pub fn resolve(name_or_path: impl AsRef<Path>, revision: Option<&str>) -> Result<PathBuf> {
-    let name = name_or_path.as_ref();
-    // A path needs no cache, and so no environment that tells where it would be.
-    match existing(name, revision) {
-        Some(path) => Ok(path),
-        None => HubCache::from_env()?.resolve(name, revision),
-    }
-}
 
 /// A Hugging Face Hub cache: `models--ORG--NAME/{refs/REVISION, snapshots/COMMIT}` in one folder.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -61,6 +50,11 @@ impl HubCache {
     /// The folder of this cache.
     pub fn root(&self) -> &Path {
         &self.root
+    }
+
+    /// The folder of model `id`, which need not exist.
+    pub(super) fn model(&self, id: &str) -> PathBuf {
+        self.root.join(folder_name(id))
     }
 
     /// A path that exists is taken as it is; anything else is the id of a model in this cache.
@@ -118,7 +112,7 @@ impl HubCache {
         if let Some(revision) = revision {
             check_revision(revision)?;
         }
-        let model = self.root.join(format!("models--{}", id.replace('/', "--")));
+        let model = self.model(id);
         if !is_dir(&model)? {
             return Err(not_cached(format!(
                 "model {id} is not in the Hugging Face cache"
@@ -164,7 +158,12 @@ impl HubCache {
     }
 }
 
-fn not_cached(message: String) -> Error {
+/// `models--ORG--NAME`; ids hold no `--`, so that the name leads back to the id.
+pub(super) fn folder_name(id: &str) -> String {
+    format!("{MODELS}{}", id.replace('/', "--"))
+}
+
+pub(super) fn not_cached(message: String) -> Error {
     Error::new(ErrorKind::NotCached, message)
 }
 
@@ -184,7 +183,7 @@ fn others(available: &[String]) -> String {
 }
 
 /// Any path that is there, a dangling link included: opening it names the missing target.
-fn existing(name: &Path, revision: Option<&str>) -> Option<PathBuf> {
+pub(super) fn existing(name: &Path, revision: Option<&str>) -> Option<PathBuf> {
     if name.as_os_str().is_empty() || name.symlink_metadata().is_err() {
         return None;
     }
@@ -208,7 +207,7 @@ fn is_dir(path: &Path) -> Result<bool> {
     }
 }
 
-fn looks_like_a_path(name: &str) -> bool {
+pub(super) fn looks_like_a_path(name: &str) -> bool {
     name.starts_with(['.', '/', '~'])
         || name.matches('/').count() > 1
         || name.contains('\\')
@@ -220,7 +219,7 @@ fn looks_like_a_path(name: &str) -> bool {
 
 /// The Hub's rules for ids: one or two parts of letters, digits, `-`, `_` and `.`, which neither
 /// begin nor end with `-` or `.`; no `--`, no `..`, no `.git` at the end, 96 bytes at most.
-fn check_id(id: &str) -> Result<()> {
+pub(super) fn check_id(id: &str) -> Result<()> {
     let part_is_good = |part: &str| {
         !part.is_empty()
             && !part.starts_with(['-', '.'])
@@ -251,7 +250,7 @@ fn check_id(id: &str) -> Result<()> {
 }
 
 /// A revision may have slashes (`refs/pr/1`), but stays within the folder of refs.
-fn check_revision(revision: &str) -> Result<()> {
+pub(super) fn check_revision(revision: &str) -> Result<()> {
     let path = Path::new(revision);
     let within = path
         .components()
@@ -266,13 +265,13 @@ fn check_revision(revision: &str) -> Result<()> {
     .help("a revision is a branch, a tag or a commit"))
 }
 
-fn is_commit(text: &str) -> bool {
+pub(super) fn is_commit(text: &str) -> bool {
     text.len() == 40 && text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
 /// The commit that a ref names; `None` where there is no such ref. Copied caches have refs with a
 /// line end.
-fn read_ref(path: &Path) -> Result<Option<String>> {
+pub(super) fn read_ref(path: &Path) -> Result<Option<String>> {
     let mut text = String::new();
     let read = std::fs::File::open(path)
         // A commit has 40 characters; what is longer than this is no ref.
@@ -295,7 +294,7 @@ fn read_ref(path: &Path) -> Result<Option<String>> {
 
 /// Whether there is nothing at a path, or a folder where a file was looked for: revision `refs`
 /// beside `refs/pr/1`.
-fn is_absent(error: &io::Error) -> bool {
+pub(super) fn is_absent(error: &io::Error) -> bool {
     matches!(
         error.kind(),
         io::ErrorKind::NotFound | io::ErrorKind::NotADirectory | io::ErrorKind::IsADirectory
@@ -303,7 +302,7 @@ fn is_absent(error: &io::Error) -> bool {
 }
 
 /// Folders within `folder`, sorted; none where it does not exist.
-fn names(folder: &Path) -> Result<Vec<String>> {
+pub(super) fn names(folder: &Path) -> Result<Vec<String>> {
     let entries = match std::fs::read_dir(folder) {
         Ok(entries) => entries,
         Err(error) if is_absent(&error) => return Ok(Vec::new()),
@@ -323,7 +322,10 @@ fn names(folder: &Path) -> Result<Vec<String>> {
     Ok(names)
 }
 
-fn locate(var: impl Fn(&str) -> Option<OsString>, home: Option<PathBuf>) -> Result<PathBuf> {
+pub(super) fn locate(
+    var: impl Fn(&str) -> Option<OsString>,
+    home: Option<PathBuf>,
+) -> Result<PathBuf> {
     let folder = |name: &str| {
         let value = PathBuf::from(var(name).filter(|value| !value.is_empty())?);
         match (value.strip_prefix("~"), &home) {

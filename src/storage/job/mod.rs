@@ -5,21 +5,26 @@
 //! passes finished tensors to the sink.
 #![allow(unsafe_code)]
 
+mod failure;
+mod flight;
+mod memory;
+
 use std::io;
-use std::ops::Range;
-use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::task::{Context, Poll};
 
-use crate::error::{Error, ErrorKind, Result};
-use crate::schedule::{CopySpec, LandingSpec, Origin, Request, Schedule};
-use crate::storage::local::Replaced;
+pub(crate) use self::flight::Flight;
+use self::flight::{Counters, Flying};
+pub(crate) use self::memory::Lent;
+use self::memory::scatter;
+use crate::error::{Error, Result};
+use crate::schedule::{LandingSpec, Origin, Request, Schedule};
 use crate::storage::progress::{Progress, Step};
-use crate::storage::region::{Landing, Region, Tenancy};
+use crate::storage::region::{Region, Tenancy};
 use crate::storage::staging::Staging;
-use crate::storage::{Access, PAGE, Source};
-use crate::trace::{Answer, Read, Stamp, Tracing, What};
+use crate::storage::{Access, Source};
+use crate::trace::{Answer, Read, Tracing, What};
 
 /// Where finished tensors go, and who says when to wait or to stop.
 pub(crate) trait Sink: Send + Sync {
@@ -48,98 +53,6 @@ pub(crate) enum Claim {
     Full(u64),
     /// Nothing is left to start.
     End,
-}
-
-/// A claimed request with its destination.
-#[derive(Debug)]
-pub(crate) struct Flight {
-    pub(crate) request: u32,
-    pub(crate) progress: Progress,
-    landing: Landing,
-    /// When the read that is under way began, if that is traced.
-    since: Option<Stamp>,
-    _flying: Flying,
-}
-
-/// Counts a flight until it is dropped.
-#[derive(Debug)]
-struct Flying(Arc<AtomicUsize>);
-
-impl Flying {
-    fn new(count: &Arc<AtomicUsize>) -> Self {
-        count.fetch_add(1, Ordering::Relaxed);
-        Self(Arc::clone(count))
-    }
-}
-
-impl Drop for Flying {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Release);
-    }
-}
-
-impl Flight {
-    /// The bytes still to be read, and where they start in the source. Their read begins now.
-    pub(crate) fn rest(&mut self, request: &Request) -> (u64, &mut [u8]) {
-        if let Some(since) = &mut self.since {
-            *since = Stamp::now();
-        }
-        let filled = self.progress.filled;
-        (
-            request.offset + filled,
-            &mut self.landing.bytes()[filled as usize..],
-        )
-    }
-}
-
-/// What a job did, counted.
-#[derive(Debug, Default)]
-pub(crate) struct Counters {
-    pub(crate) reads: AtomicU64,
-    pub(crate) read_bytes: AtomicU64,
-    pub(crate) direct_bytes: AtomicU64,
-    pub(crate) mapped_bytes: AtomicU64,
-    pub(crate) staged_bytes: AtomicU64,
-    pub(crate) direct_refusals: AtomicU64,
-    /// Reads that a broken ring never answered.
-    pub(crate) leaked: AtomicU64,
-}
-
-impl Counters {
-    fn add(counter: &AtomicU64, value: u64) {
-        counter.fetch_add(value, Ordering::Relaxed);
-    }
-}
-
-/// Memory of the caller for one tensor.
-#[derive(Debug)]
-pub(crate) struct Lent {
-    base: NonNull<u8>,
-    len: usize,
-}
-
-// SAFETY: a pointer to bytes that only the load touches while it runs.
-unsafe impl Send for Lent {}
-// SAFETY: as for Send.
-unsafe impl Sync for Lent {}
-
-impl Lent {
-    /// Lends `buffer` to a job.
-    ///
-    /// # Safety
-    /// The buffer must stay borrowed, and untouched by others, until the job and the tensors that
-    /// it delivered are gone or will not be read any more.
-    pub(crate) unsafe fn new(buffer: &mut [u8]) -> Self {
-        Self {
-            base: NonNull::from(&mut *buffer).cast(),
-            len: buffer.len(),
-        }
-    }
-
-    /// How many bytes into a page it starts.
-    pub(crate) fn bytes_into_page(&self) -> u64 {
-        (self.base.as_ptr().addr() % PAGE) as u64
-    }
 }
 
 pub(crate) struct Job {
@@ -417,192 +330,4 @@ impl Job {
             Origin::File { .. }
         )
     }
-
-    /// Ends the load: the source of request `id` ends at `end`.
-    pub(crate) fn fail_short(&self, id: u32, end: u64) {
-        let request = self.request(id);
-        // A read that begins behind the end only knows that it got nothing.
-        let end = match self.source(id).probe() {
-            Ok(now) => end.min(now.len),
-            Err(_) => end,
-        };
-        let error = crate::storage::source::truncated(
-            &**self.source(id),
-            request.offset + request.needed,
-            end,
-        );
-        self.sink
-            .fail(error.tensor(self.sink.name(self.tensor_at(request, end))));
-    }
-
-    /// Ends the load: request `id` cannot be read.
-    pub(crate) fn fail_read(&self, id: u32, error: io::Error) {
-        let request = self.request(id);
-        let range = format!(
-            "read bytes {}..{} of",
-            request.offset,
-            request.offset + request.needed
-        );
-        let error = source_error(&range, &**self.source(id), error);
-        self.sink
-            .fail(error.tensor(self.sink.name(self.tensor_at(request, request.offset))));
-    }
-
-    fn region(&self, region: u32) -> &Arc<Region> {
-        self.regions[region as usize]
-            .get()
-            .expect("requests are claimed after their region is admitted")
-    }
-
-    fn allocate(&self, index: usize) -> Result<()> {
-        let spec = &self.schedule.regions[index];
-        let len = usize::try_from(spec.len).map_err(|_| no_memory(spec.len))?;
-        let region = match spec.origin {
-            Origin::Arena => Region::arena(len, &spec.slots)
-                .map_err(|error| no_memory(spec.len).because(error))?,
-            Origin::File { source, offset } => {
-                let source = &self.sources[source as usize];
-                let map = || -> io::Result<_> {
-                    let file = source
-                        .local()
-                        .ok_or(io::ErrorKind::Unsupported)?
-                        .descriptor(Access::Buffered)?;
-                    // Size first: touching a page past the end of the file is a signal, not an error.
-                    let now = file.metadata()?.len();
-                    Ok((now, Region::map_file(&file, offset, len, &spec.slots)?))
-                };
-                let (now, region) = map().map_err(|error| source_error("map", &**source, error))?;
-                if now < offset + spec.len {
-                    return Err(crate::storage::source::truncated(
-                        &**source,
-                        offset + spec.len,
-                        now,
-                    ));
-                }
-                region
-            }
-            Origin::Lent { tensor } => {
-                let lent = self.lent[tensor as usize]
-                    .as_ref()
-                    .expect("regions are lent for what was lent");
-                assert_eq!(lent.len, len, "lent memory was measured before the load");
-                // SAFETY: the contract of `Lent::new`; each is used for one region.
-                unsafe { Region::lent(lent.base, len, &spec.slots) }
-            }
-        };
-        self.regions[index]
-            .set(region)
-            .expect("the cursor admits each region once");
-        Ok(())
-    }
-
-    fn staging_buffer(&self) -> Result<Arc<Region>> {
-        self.staging.take(|bytes| {
-            let memory = "staging";
-            self.tracing
-                .span(
-                    || What::Allocate { bytes, memory },
-                    || Region::arena(bytes as usize, &[]),
-                )
-                .map_err(|error| no_memory(bytes).because(error))
-        })
-    }
-
-    /// Staging buffers made so far.
-    #[cfg(test)]
-    pub(crate) fn staging_buffers(&self) -> usize {
-        self.staging.made()
-    }
-
-    /// Credits `range` of a region to the tensors that lie in it.
-    fn account(&self, region: u32, range: Range<u64>) {
-        let spec = &self.schedule.regions[region as usize];
-        let first = spec
-            .slots
-            .partition_point(|slot| slot.bytes.end as u64 <= range.start);
-        for (slot, tenants) in spec.slots[first..].iter().zip(&spec.tenants[first..]) {
-            if slot.bytes.start as u64 >= range.end {
-                break;
-            }
-            for &tensor in tenants {
-                let place = self.schedule.places[tensor as usize].expect("tenants have places");
-                let stored = self.schedule.stored[tensor as usize];
-                let start = place.offset.max(range.start);
-                let end = (place.offset + stored).min(range.end);
-                if start < end {
-                    self.arrived(tensor, end - start);
-                }
-            }
-        }
-    }
-
-    fn arrived(&self, tensor: u32, bytes: u64) {
-        let lacking = &self.lacking[tensor as usize];
-        // Release: what was written is seen by whoever takes the count to zero (Acquire).
-        if lacking.fetch_sub(bytes, Ordering::AcqRel) != bytes {
-            return;
-        }
-        let place = self.schedule.places[tensor as usize].expect("tensors with bytes have places");
-        let range =
-            place.offset as usize..(place.offset + self.schedule.stored[tensor as usize]) as usize;
-        // SAFETY: nothing is lacking, so all writing to the tensor's bytes has ended, and the
-        // counter made it visible; a count reaches zero once.
-        let tenancy = unsafe { self.region(place.region).move_in(place.slot, range) };
-        let deliver = || self.sink.deliver(tensor, tenancy);
-        if let Err(error) = self.tracing.span(|| What::Deliver { tensor }, deliver) {
-            self.sink.fail(error);
-        }
-    }
-
-    /// The tensor that holds byte `offset` of a request, or a neighbour.
-    fn tensor_at(&self, request: &Request, offset: u64) -> u32 {
-        match &request.landing {
-            LandingSpec::Staged { copies } => {
-                let copies = &self.schedule.copies[copies.start as usize..copies.end as usize];
-                let at = offset.saturating_sub(request.offset);
-                let after = copies.partition_point(|copy| copy.from <= at);
-                copies[after.saturating_sub(1)].tensor
-            }
-            LandingSpec::InPlace { at } => {
-                let spec = &self.schedule.regions[request.region as usize];
-                let at = (at + offset.saturating_sub(request.offset)) as usize;
-                let slot = spec
-                    .slots
-                    .partition_point(|slot| slot.bytes.end <= at)
-                    .min(spec.slots.len() - 1);
-                spec.tenants[slot][0]
-            }
-        }
-    }
-}
-
-fn scatter(copy: &CopySpec, from: &[u8], region: &Arc<Region>) {
-    let range = copy.to as usize..(copy.to + copy.run * copy.count) as usize;
-    // SAFETY: fragments of a plan go to disjoint parts of tensors, and tenants move in after the
-    // last of them.
-    let mut landing = unsafe { region.landing(range) };
-    let run = copy.run as usize;
-    for (row, to) in landing.bytes().chunks_exact_mut(run).enumerate() {
-        let start = (copy.from + row as u64 * copy.stride) as usize;
-        to.copy_from_slice(&from[start..start + run]);
-    }
-}
-
-/// The error for `action` that failed on `source`.
-fn source_error(action: &str, source: &dyn Source, error: io::Error) -> Error {
-    if error.get_ref().is_some_and(|inner| inner.is::<Replaced>()) {
-        return Error::new(
-            ErrorKind::SourceChanged,
-            "another file has taken its place during the load",
-        )
-        .at(source.path())
-        .help("load again when nothing writes to it");
-    }
-    Error::io(action, source.path(), error)
-}
-
-fn no_memory(bytes: u64) -> Error {
-    let what = format!("cannot reserve {bytes} bytes of memory");
-    Error::new(ErrorKind::OutOfMemory, what)
-        .help("stream with a smaller budget, or select fewer tensors")
 }
