@@ -23,7 +23,8 @@
 //!   `hf_model`.
 //! - `io-uring` (default): the Linux io_uring backend. Without it, or elsewhere, choosing that
 //!   backend is an error and [`BackendKind::Default`] does without.
-//! - `digest`: tensors that carry the SHA-256 of their bytes, with [`Loader::digests`].
+//! - `digest`: tensors that carry the SHA-256 of their bytes, with [`Loader::digests`]; `compare` of
+//!   two checkpoints, and conversions that are verified.
 #![deny(unsafe_code)]
 
 /// The examples of the README, compiled.
@@ -32,6 +33,8 @@
 struct Readme;
 
 mod checkpoint;
+#[cfg(feature = "digest")]
+mod compare;
 mod dtype;
 mod engine;
 mod error;
@@ -58,6 +61,8 @@ pub mod text;
 pub mod trace;
 
 pub use checkpoint::{Checkpoint, OpenOptions};
+#[cfg(feature = "digest")]
+pub use compare::{CompareOptions, Comparison, Difference, What, compare};
 pub use dtype::Dtype;
 pub use engine::Engine;
 pub use error::{Error, ErrorKind, Result};

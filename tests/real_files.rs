@@ -6,6 +6,8 @@
 use std::path::{Path, PathBuf};
 
 use safetensors::SafeTensors;
+use tensora::converters::{ConvertOptions, convert};
+use tensora::formats::serverlessllm::Dialect;
 use tensora::{AccessMode, BackendKind, Checkpoint, ErrorKind, Selection, Slice, Split};
 
 /// Folder and file name, tensors, bytes of the file.
@@ -100,4 +102,41 @@ fn the_columns_of_every_rank_together_are_the_embedding_table() {
     }
     assert!(joined.iter().all(|row| row.len() == columns * 2));
     assert!(joined.concat() == view.data());
+}
+
+#[test]
+#[ignore = "needs the files that scripts/fetch_real_files.sh fetches; scripts/test.sh runs it"]
+fn real_files_go_to_partitions_of_both_dialects_and_back() {
+    for (file, _, _) in FILES {
+        let (path, _) = read(file);
+        let source = Checkpoint::open(&path).unwrap();
+        let expected = source.load().unwrap();
+        let same = |path: &Path, place: &str| {
+            let copy = Checkpoint::open(path).unwrap();
+            let tensors = copy.load().unwrap();
+            assert_eq!(tensors.len(), expected.len(), "{place}");
+            for tensor in &expected {
+                let found = tensors.get(tensor.name()).unwrap();
+                assert_eq!(found.dtype(), tensor.dtype(), "{place}");
+                assert_eq!(found.shape(), tensor.shape(), "{place}");
+                assert!(found.bytes() == tensor.bytes(), "{place}");
+            }
+            copy
+        };
+        for dialect in [Dialect::Local, Dialect::Global] {
+            let scratch = tempfile::tempdir().unwrap();
+            let (there, back) = (scratch.path().join("there"), scratch.path().join("back"));
+            let place = format!("{file}, {dialect:?}");
+            let options = ConvertOptions {
+                dialect,
+                partitions: Some(3),
+                ..ConvertOptions::default()
+            };
+            convert(&source, &there, &options).unwrap();
+            let copy = same(&there, &place);
+            convert(&copy, &back, &ConvertOptions::default()).unwrap();
+            let returned = same(&back, &place);
+            assert_eq!(returned.metadata(), source.metadata(), "{place}");
+        }
+    }
 }

@@ -15,22 +15,13 @@ use std::time::Duration;
 use criterion::Criterion;
 use criterion::measurement::WallTime;
 use tempfile::TempDir;
-use tensora::converters::{
-    CheckpointWriter, OutputTensor, SafetensorsOptions, ServerlessLlmOptions, Sharding,
-    WriteOptions, plan_safetensors, plan_serverlessllm,
-};
+use tensora::converters::ConvertOptions;
 use tensora::facts::IoUringAvailability;
 use tensora::sample::{SampleSpec, write_sample};
 use tensora::{BackendKind, Checkpoint, Engine, Layout, Tensor, hf_model};
 
 /// Bytes of the sample: many chunks for every backend, and some milliseconds a load.
 const SAMPLE_BYTES: u64 = 64 << 20;
-
-/// Bytes that a conversion reads ahead of its writing, as the `convert` program has it.
-const BUDGET_BYTES: u64 = 512 << 20;
-
-/// Size of a SafeTensors file at most, as the Hub's tools have it.
-const SHARD_BYTES: u64 = 5_000_000_000;
 
 /// Bytes between touches of a mapping: the smallest page there is.
 const TOUCH_BYTES: usize = 4096;
@@ -198,37 +189,11 @@ pub fn scratch() -> TempDir {
 
 /// Writes the checkpoint into `folder` in the other layout, as the `convert` program does.
 pub fn convert(checkpoint: &Checkpoint, folder: &PathBuf, backend: BackendKind) {
-    let tensors: Vec<OutputTensor> = checkpoint
-        .tensors()
-        .iter()
-        .map(|meta| OutputTensor::new(&*meta.name, meta.dtype, meta.shape.iter().copied()))
-        .collect();
-    let plan = match checkpoint.layout() {
-        Layout::SafeTensors => plan_serverlessllm(tensors, &ServerlessLlmOptions::default()),
-        Layout::ServerlessLlm => {
-            let options = SafetensorsOptions {
-                sharding: Sharding::MaxBytes(SHARD_BYTES),
-                ..SafetensorsOptions::default()
-            };
-            plan_safetensors(tensors, &options)
-        }
+    let options = ConvertOptions {
+        backend,
+        ..ConvertOptions::default()
     };
-    let plan = plan.expect("a plan");
-    let places: HashMap<Box<str>, usize> = plan
-        .tensors
-        .iter()
-        .enumerate()
-        .map(|(index, tensor)| (tensor.name.clone(), index))
-        .collect();
-    let writer = CheckpointWriter::create(folder, plan, WriteOptions::default()).expect("a writer");
-    let loader = checkpoint.loader().backend(backend).budget(BUDGET_BYTES);
-    for tensor in loader.stream().expect("a stream") {
-        let tensor = tensor.expect("a tensor");
-        let mut sink = writer.tensor(places[tensor.name()]).expect("its place");
-        sink.write(tensor.bytes()).expect("room on the disk");
-        sink.finish().expect("all of its bytes");
-    }
-    writer.finish().expect("all tensors");
+    tensora::converters::convert(checkpoint, folder, &options).expect("a conversion");
 }
 
 /// Panics unless `tensors` are those of `checkpoint`, all of them and byte for byte, as

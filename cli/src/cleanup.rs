@@ -22,9 +22,14 @@ pub struct Unfinished(OutputFolder);
 impl Unfinished {
     /// Makes and locks `folder`, which must be empty or not there.
     pub fn claim_empty(folder: &Path) -> tensora::Result<Self> {
+        Self::claim(|| OutputFolder::claim_empty(folder))
+    }
+
+    /// Takes the folder that `claim` makes and locks.
+    pub fn claim(claim: impl FnOnce() -> tensora::Result<OutputFolder>) -> tensora::Result<Self> {
         // Held meanwhile: a signal waits until it is known what was made.
         let mut unfinished = lock();
-        let folder = OutputFolder::claim_empty(folder)?;
+        let folder = claim()?;
         unfinished.push(folder.clone());
         Ok(Self(folder))
     }

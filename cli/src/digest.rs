@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use serde::{Serialize, Serializer};
 use sha2::{Digest as _, Sha256};
-use tensora::{Dtype, Tensor, TensorStream};
+use tensora::{Dtype, Tensor};
 
 /// A SHA-256 digest; as text, 64 hexadecimal digits.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -102,44 +102,6 @@ pub fn in_parallel(count: usize, each: impl Fn(usize) + Sync) {
             });
         }
     });
-}
-
-/// Takes tensors from `stream` as they arrive and calls `each` on as many threads as there are
-/// cores, so that reading and this work overlap. Memory is the stream's budget and one tensor for
-/// each core. The first error ends it.
-pub fn for_each(
-    stream: TensorStream,
-    each: impl Fn(Tensor) -> tensora::Result<()> + Sync,
-) -> tensora::Result<()> {
-    let stream = Mutex::new(stream);
-    let failed = AtomicBool::new(false);
-    let next = || {
-        if failed.load(Ordering::Relaxed) {
-            return None;
-        }
-        stream.lock().unwrap_or_else(PoisonError::into_inner).next()
-    };
-    let work = || {
-        while let Some(tensor) = next() {
-            if let Err(error) = tensor.and_then(&each) {
-                failed.store(true, Ordering::Relaxed);
-                return Err(error);
-            }
-        }
-        Ok(())
-    };
-    std::thread::scope(|scope| {
-        let workers: Vec<_> = (0..cores()).map(|_| scope.spawn(work)).collect();
-        let outcomes: Vec<_> = workers
-            .into_iter()
-            .map(|worker| {
-                worker
-                    .join()
-                    .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-            })
-            .collect();
-        outcomes.into_iter().collect()
-    })
 }
 
 /// Cores that this process may use.

@@ -1,14 +1,17 @@
 //! `hash`: loads a checkpoint with one backend and prints a digest for each tensor.
 
 use std::io::Write;
+use std::path::PathBuf;
 
 use anyhow::Result;
 use clap::Args;
 use serde::Serialize;
+use tensora::Loader;
 use tensora::text::plain;
 
 use crate::args::{Backend, Tuning};
 use crate::digest::{Digests, Entry};
+use crate::manifest;
 use crate::model::Named;
 use crate::output;
 use crate::progress::Progress;
@@ -30,6 +33,9 @@ pub struct Hash {
     /// One JSON object per line: name, dtype, shape, nbytes, sha256
     #[arg(long)]
     json: bool,
+    /// Write a manifest to this file, for tensora verify, and print only how many tensors it lists
+    #[arg(long, value_name = "OUT", conflicts_with = "json")]
+    manifest: Option<PathBuf>,
     #[command(flatten)]
     trace: TraceTo,
 }
@@ -45,23 +51,21 @@ struct Line<'a> {
 pub fn run(args: &Hash, out: &mut dyn Write) -> Result<()> {
     let trace = args.trace.open()?;
     let (_, checkpoint) = args.named.open()?;
-    let progress = Progress::bytes("hashing", checkpoint.total_bytes());
     let mut loader = checkpoint
         .loader()
         .settings(args.tuning.settings(args.backend.kind)?)
-        .budget(args.budget)
-        .digests(tensora::Digests::Sha256);
+        .budget(args.budget);
     if let Some(file) = &trace {
         loader = loader.trace(file.trace());
     }
-    let mut digests = Digests::new();
-    for tensor in loader.stream()? {
-        let tensor = tensor?;
-        digests.insert(tensor.name().into(), Entry::of(&tensor));
-        progress.add(tensor.nbytes() as u64);
-    }
-    drop(progress);
+    let digests = digests(loader, checkpoint.total_bytes())?;
     trace.map_or(Ok(()), |file| file.finish())?;
+    if let Some(path) = &args.manifest {
+        manifest::write(path, &digests)?;
+        let count = output::counted(digests.len() as u64, "tensor");
+        writeln!(out, "{}: {count}", tensora::text::path(path))?;
+        return Ok(());
+    }
     for (name, entry) in &digests {
         if args.json {
             serde_json::to_writer(&mut *out, &Line { name, entry })?;
@@ -77,4 +81,16 @@ pub fn run(args: &Hash, out: &mut dyn Write) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// The digests of everything that `loader` selects, hashed on every core while the rest is read.
+pub fn digests(loader: Loader, total_bytes: u64) -> tensora::Result<Digests> {
+    let progress = Progress::bytes("hashing", total_bytes);
+    let mut digests = Digests::new();
+    for tensor in loader.digests(tensora::Digests::Sha256).stream()? {
+        let tensor = tensor?;
+        digests.insert(tensor.name().into(), Entry::of(&tensor));
+        progress.add(tensor.nbytes() as u64);
+    }
+    Ok(digests)
 }

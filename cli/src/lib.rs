@@ -13,6 +13,7 @@ mod digest;
 mod failure;
 mod folders;
 mod hub;
+mod manifest;
 mod measure;
 mod model;
 mod output;
@@ -27,14 +28,17 @@ mod trace_file;
 mod cache_list;
 mod calibrate;
 mod capabilities;
+mod completions;
 mod convert;
 mod demo;
+mod diff;
 mod hash;
 mod inspect;
 mod plan;
 mod profile;
 mod pull;
 mod sample;
+mod verify;
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -58,6 +62,10 @@ enum Command {
     Inspect(inspect::Inspect),
     /// Load a checkpoint and print a SHA-256 digest for each tensor
     Hash(hash::Hash),
+    /// Check a checkpoint: its structure and, with a manifest, every hash
+    Verify(verify::Verify),
+    /// Show what differs between two checkpoints, in whatever layouts
+    Diff(diff::Diff),
     /// Explain what would be read and how, without reading it
     Plan(plan::Plan),
     /// Write a sample checkpoint, which needs no network
@@ -70,6 +78,8 @@ enum Command {
     Calibrate(calibrate::Calibrate),
     /// Load a checkpoint with every backend, and prove that all bytes are equal
     Demo(demo::Demo),
+    /// Print a script that completes this program's arguments in a shell
+    Completions(completions::Completions),
 }
 
 /// The program `tensora`.
@@ -83,12 +93,18 @@ pub fn tensora() -> ExitCode {
             Command::Cache(args) => cache_list::run(&args, out),
             Command::Inspect(args) => inspect::run(&args, out),
             Command::Hash(args) => hash::run(&args, out),
+            Command::Verify(args) => verify::run(&args, out),
+            Command::Diff(args) => diff::run(&args, out),
             Command::Plan(args) => plan::run(&args, out),
             Command::Sample(args) => sample::run(&args, out),
             Command::Convert(args) => convert::run(&args, out),
             Command::Profile(args) => profile::run(&args, out),
             Command::Calibrate(args) => calibrate::run(&args, out),
             Command::Demo(args) => demo::run(&args, out),
+            Command::Completions(args) => {
+                let mut command = program::arguments::<Tensora>("tensora", about);
+                completions::run(&args, &mut command, out)
+            }
         },
     )
 }

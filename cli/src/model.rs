@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
 use clap::Args;
+use tensora::converters::RECOMMENDED_PARTITION_BYTES;
 use tensora::{Checkpoint, Layout, text};
 
 use crate::failure::Usage;
@@ -27,6 +28,11 @@ pub struct Named {
 }
 
 impl Named {
+    /// The name as it was given.
+    pub fn path(&self) -> &Path {
+        &self.name
+    }
+
     /// Opens it, and gives the path that the name stands for.
     pub fn open(&self) -> Result<(PathBuf, Checkpoint)> {
         self.open_with(false)
@@ -147,16 +153,25 @@ fn model(id: &str, hub: &Hub, layout: Layout) -> Result<PathBuf> {
     if layout != Layout::ServerlessLlm || snapshot.join(index).exists() {
         return Ok(snapshot);
     }
-    let copy = cache::converted(id, &snapshot)?;
-    if copy.join(index).exists() {
+    let original = open(&snapshot, Some(Layout::SafeTensors))?;
+    let partitions = original.total_bytes().div_ceil(RECOMMENDED_PARTITION_BYTES);
+    let copy = cache::converted(id, &snapshot, partitions.max(1))?;
+    let objection = match copy.exists() {
+        true => cache::objection(&copy, &original),
+        false => Some("it has not been made".to_owned()),
+    };
+    let Some(objection) = objection else {
         return Ok(copy);
-    }
+    };
     let mut words = vec![id.to_owned(), copy.to_string_lossy().into_owned()];
+    if copy.exists() {
+        words.push("--force".to_owned());
+    }
     if let Some(revision) = hub.revision() {
         words.extend(["--revision".to_owned(), revision.to_owned()]);
     }
     bail!(
-        "{id} has no copy in the ServerlessLLM layout at {}; make one with: {}",
+        "{id} has no copy in the ServerlessLLM layout at {}: {objection}; make one with: {}",
         text::path(&copy),
         invocation("convert", &words),
     )

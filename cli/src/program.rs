@@ -41,7 +41,8 @@ pub fn run<A: Args>(
     }
 }
 
-fn arguments<A: Args>(name: &'static str, about: &'static str) -> Command {
+/// The arguments of a program whose command takes `A`.
+pub fn arguments<A: Args>(name: &'static str, about: &'static str) -> Command {
     let verbose = Arg::new("verbose")
         .short('v')
         .long("verbose")

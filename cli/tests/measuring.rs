@@ -49,6 +49,23 @@ fn the_commands_of_the_instructions_work_on_the_hub_cache() {
     assert!(text.contains("All bytes are equal") && text.contains("default for safetensors chose"));
 }
 
+/// An index that is there proves nothing.
+fn a_damaged_copy_is_made_again(sandbox: &Sandbox) {
+    let cache = sandbox.path("cache");
+    let copy = cache.join(&names(&cache)[0]).join("serverlessllm");
+    assert!(copy.to_str().unwrap().contains("+tensora-1"), "{copy:?}");
+    let data = std::fs::File::options()
+        .write(true)
+        .open(copy.join("tensor.data_0"));
+    data.unwrap().set_len(100).unwrap();
+    let args = ["serverlessllm", "sync", "--model-id", ID];
+    let error = sandbox.fail(1, "profile", &args);
+    assert!(error.contains("100 bytes"), "{error}");
+    let (_, command) = error.trim_end().split_once("convert ").unwrap();
+    sandbox.run("convert", &words(command.trim_start_matches("-- ")));
+    sandbox.run("profile", &args);
+}
+
 #[test]
 fn a_model_without_a_converted_copy_says_how_to_make_one() {
     let sandbox = Sandbox::new();
@@ -66,6 +83,7 @@ fn a_model_without_a_converted_copy_says_how_to_make_one() {
                     .run("profile", &["serverlessllm", "sync", "--model-id", ID])
                     .contains("serverlessllm")
             );
+            a_damaged_copy_is_made_again(&sandbox);
             std::fs::remove_dir_all(sandbox.path("cache")).unwrap();
         }
     }

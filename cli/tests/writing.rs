@@ -41,7 +41,8 @@ fn holds_temporary_files(folder: &Path) -> bool {
     entries.flatten().any(|entry| {
         let name = entry.file_name().into_string().unwrap_or_default();
         let is_file = entry.path().is_file();
-        (is_file && name.contains(".tmp-")) || (!is_file && holds_temporary_files(&entry.path()))
+        (is_file && (name.contains(".tmp-") || name.ends_with(".part")))
+            || (!is_file && holds_temporary_files(&entry.path()))
     })
 }
 

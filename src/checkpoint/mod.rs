@@ -5,6 +5,7 @@
 
 mod candidates;
 mod open;
+pub(crate) mod pieces;
 mod resolve;
 
 use std::collections::BTreeMap;

@@ -11,6 +11,7 @@ use super::Layout;
 use super::candidates::{Candidate, INDEX, WEIGHTS, What, candidates};
 use crate::error::{Error, ErrorKind, Result};
 use crate::formats::serverlessllm::INDEX_FILE;
+use crate::formats::{INCOMPLETE_FILE, JOURNAL_FILE};
 use crate::text;
 
 /// What to open.
@@ -47,6 +48,10 @@ const STEMS: [&str; 3] = ["model", "diffusion_pytorch_model", "adapter_model"];
 /// Repositories of some models hold a second copy of all weights under this stem.
 const SECOND_COPY: &str = "consolidated";
 
+/// What to do about an interrupted conversion.
+const CONTINUE: &str =
+    "run the same conversion again with --resume, or from the start with --force";
+
 /// Finds the files of the checkpoint at `path`.
 pub(super) fn resolve(path: &Path, layout: Option<Layout>) -> Result<Resolved> {
     // A path that does not exist or is no regular file gets its message from the opening.
@@ -58,6 +63,7 @@ pub(super) fn resolve(path: &Path, layout: Option<Layout>) -> Result<Resolved> {
         Some(parent) => parent.to_path_buf(),
         None => PathBuf::new(),
     };
+    refuse_incomplete(&root)?;
     let file = path.to_path_buf();
     let name = path.file_name().unwrap_or_default().as_encoded_bytes();
     let layout = layout.unwrap_or(match name == INDEX_FILE.as_bytes() {
@@ -94,6 +100,7 @@ pub(super) fn names(
 }
 
 fn folder(path: &Path, layout: Option<Layout>) -> Result<Resolved> {
+    refuse_incomplete(path)?;
     in_listing(&Listing::read(path)?, layout)
 }
 
@@ -120,6 +127,20 @@ fn in_listing(listing: &Listing<'_>, layout: Option<Layout>) -> Result<Resolved>
         }),
         (None, _, layout) => Err(listing.no_weights(layout)),
     }
+}
+
+/// Half of an old checkpoint and half of a new one may look like a whole one.
+fn refuse_incomplete(folder: &Path) -> Result<()> {
+    let mark = folder.join(INCOMPLETE_FILE);
+    if mark.symlink_metadata().is_err() {
+        return Ok(());
+    }
+    Err(Error::new(
+        ErrorKind::NoWeights,
+        "a conversion into this folder was interrupted, and the checkpoint is incomplete",
+    )
+    .at(folder)
+    .help(CONTINUE))
 }
 
 /// The entries of a folder.
@@ -269,7 +290,13 @@ impl<'p> Listing<'p> {
         let (parts, part_names) = names(&self.files, &is_part);
         let (safe, safe_names) = names(&self.files, &is_safe);
         let (folders, folder_names) = names(&self.folders, &|_| true);
-        let (what, remedy) = if safe > 0 {
+        let unfinished = self.files.iter().any(|file| file == JOURNAL_FILE);
+        let (what, remedy) = if unfinished {
+            (
+                "a conversion into it was interrupted before its end".to_owned(),
+                CONTINUE,
+            )
+        } else if safe > 0 {
             (
                 format!("it has {safe_names}"),
                 "use the other layout, or leave it to be detected",

@@ -6,10 +6,14 @@
 //!                                               bytes, tensor by tensor, in any order
 //! ```
 //!
+//! [`convert`] brings a checkpoint into either layout with an executor of its own, which reads with a
+//! backend under a budget, and goes on where it was interrupted.
+//!
 //! A plan needs names, dtypes and shapes only, so that a checkpoint larger than memory is written
 //! in pieces of the caller's choice. The plan is a pure function of its input and the bytes of a
 //! file are a pure function of the plan and of the tensors: the same input gives the same files.
 
+mod convert;
 pub(crate) mod folder;
 mod rename;
 mod safetensors_writer;
@@ -22,11 +26,17 @@ use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
 use crate::tensor::Shape;
 
+#[cfg(feature = "hub")]
+pub(crate) use convert::is_companion;
+pub use convert::{
+    Conversion, ConvertOptions, ConvertReport, DEFAULT_SHARD_BYTES, METADATA_FILE, convert,
+};
 pub use folder::{Abandoned, OutputFolder, PendingFile};
 pub use safetensors_writer::{SafetensorsOptions, Sharding, plan as plan_safetensors};
 pub use serverlessllm_writer::{
     RECOMMENDED_PARTITION_BYTES, ServerlessLlmOptions, plan as plan_serverlessllm,
 };
+use writer::write_all_at;
 pub use writer::{CheckpointWriter, TensorSink, WriteOptions, WriteReport};
 
 /// A tensor to be written: contiguous, row-major, little-endian.

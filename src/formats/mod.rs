@@ -15,5 +15,13 @@ mod sniff;
 
 pub use layout::{Layout, UnknownLayout};
 
+/// A conversion has begun to replace what the folder holds, and is not done: until this file is
+/// gone, no checkpoint of the folder is whole.
+pub const INCOMPLETE_FILE: &str = ".tensora-incomplete";
+
+/// What a conversion has done so far, beside files that have no final names yet. A checkpoint that
+/// the folder held before is still whole.
+pub const JOURNAL_FILE: &str = ".tensora-convert";
+
 pub(crate) use names::Names;
 pub(crate) use sniff::sniff;

@@ -17,21 +17,8 @@ use crate::formats::safetensors::{PREFIX_BYTES, header_len, parse_header};
 /// Whether a file name is that of a configuration or tokenizer file, and not of weights or of an
 /// index of them.
 pub fn is_side_file(name: &str) -> bool {
-    const ENDINGS: [&str; 8] = [
-        ".json",
-        ".txt",
-        ".model",
-        ".jinja",
-        ".tiktoken",
-        ".vocab",
-        ".bpe",
-        ".py",
-    ];
-    !name.starts_with('.')
-        && !name.contains('/')
-        && ENDINGS.iter().any(|ending| name.ends_with(ending))
-        && !name.ends_with(".index.json")
-        && name != crate::formats::serverlessllm::INDEX_FILE
+    // Exactly what a conversion copies along.
+    crate::converters::is_companion(name)
 }
 
 /// The files of a repository that are asked for.

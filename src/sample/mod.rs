@@ -158,6 +158,7 @@ pub fn write_sample_in(folder: &OutputFolder, spec: &SampleSpec) -> Result<Sampl
         Layout::ServerlessLlm => {
             let options = ServerlessLlmOptions {
                 partitions: Some(spec.partitions),
+                ..ServerlessLlmOptions::default()
             };
             plan_serverlessllm(tensors, &options)?
         }

@@ -15,7 +15,6 @@ mod pending;
 mod tests;
 
 use std::ffi::OsStr;
-#[cfg(unix)]
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -147,6 +146,38 @@ impl OutputFolder {
         state.closed = true;
         state.remove_all();
         Abandoned(state)
+    }
+
+    /// Everything that was made so far stays, whatever comes: it can be continued, or it has taken the
+    /// place of something that is gone.
+    pub(super) fn leave(&self) {
+        self.state().made.keep_all();
+    }
+
+    /// Makes a file, or opens it as it is, under a name that does not change until
+    /// [`put_in_place`](Self::put_in_place). A file to `keep` stays when the output is not finished.
+    pub(super) fn part(&self, path: &Path, keep: bool) -> Result<File> {
+        let mut state = self.open_state()?;
+        let mut options = File::options();
+        options.read(true).write(true).create(true).truncate(false);
+        let file = options
+            .open(path)
+            .map_err(|error| Error::io("create", path, error))?;
+        if !keep {
+            state.made.add_file(path.to_owned());
+        }
+        Ok(file)
+    }
+
+    /// Gives a part its final name, and replaces what has it.
+    pub(super) fn put_in_place(&self, part: &Path, target: &Path) -> Result<()> {
+        let mut state = self.open_state()?;
+        std::fs::rename(part, target)
+            .map_err(|error| Error::io("rename the finished file to", target, error))?;
+        if state.made.forget_file(part) {
+            state.made.add_file(target.to_owned());
+        }
+        Ok(())
     }
 
     /// Makes renames within the folder durable.

@@ -43,10 +43,22 @@ impl PendingFile {
     /// [`ErrorKind::InvalidArgument`] when a file of this name exists, [`ErrorKind::Io`],
     /// [`ErrorKind::Cancelled`]; the temporary file is gone then.
     pub fn commit(self) -> Result<()> {
+        self.commit_as(false)
+    }
+
+    /// As [`commit`](Self::commit), and takes the place of a file that has the name.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Io`], [`ErrorKind::Cancelled`]; what had the name still has it then.
+    pub fn commit_over(self) -> Result<()> {
+        self.commit_as(true)
+    }
+
+    fn commit_as(self, replace: bool) -> Result<()> {
         self.name.sync(&self.file)?;
         drop(self.file);
         let folder = self.name.folder.clone();
-        self.name.rename(false)?;
+        self.name.rename(replace)?;
         folder.sync()
     }
 }

@@ -115,12 +115,20 @@ impl DataFiles {
 }
 
 #[cfg(unix)]
-pub(super) fn write_all_at(file: &File, offset: u64, bytes: &[u8]) -> io::Result<()> {
+pub(in crate::converters) fn write_all_at(
+    file: &File,
+    offset: u64,
+    bytes: &[u8],
+) -> io::Result<()> {
     std::os::unix::fs::FileExt::write_all_at(file, bytes, offset)
 }
 
 #[cfg(windows)]
-pub(super) fn write_all_at(file: &File, mut offset: u64, mut bytes: &[u8]) -> io::Result<()> {
+pub(in crate::converters) fn write_all_at(
+    file: &File,
+    mut offset: u64,
+    mut bytes: &[u8],
+) -> io::Result<()> {
     while !bytes.is_empty() {
         match std::os::windows::fs::FileExt::seek_write(file, bytes, offset) {
             Ok(0) => return Err(io::ErrorKind::WriteZero.into()),

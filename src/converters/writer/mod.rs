@@ -17,7 +17,8 @@ pub use sink::TensorSink;
 use crate::converters::OutputPlan;
 use crate::converters::folder::{OutputFolder, TemporaryName, exists_already};
 use crate::error::{Error, ErrorKind, Result};
-use files::{DataFiles, write_all_at};
+use files::DataFiles;
+pub(super) use files::write_all_at;
 use sink::incomplete;
 
 /// Options of a [`CheckpointWriter`].

@@ -33,6 +33,7 @@ fn shards(count: u32) -> OutputPlan {
 fn partitions(count: u32) -> OutputPlan {
     let options = ServerlessLlmOptions {
         partitions: Some(count),
+        ..ServerlessLlmOptions::default()
     };
     plan_serverlessllm(tensors(), &options).unwrap()
 }

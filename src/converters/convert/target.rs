@@ -1,0 +1,187 @@
+//! What a conversion writes: tensors, ties, metadata, and where every byte goes. Pure but for one
+//! small file, the metadata that the source keeps beside its partitions.
+
+use std::collections::{BTreeMap, HashMap};
+
+use super::ConvertOptions;
+use crate::checkpoint::Checkpoint;
+use crate::converters::serverlessllm_writer::plan_tied;
+use crate::converters::{
+    OutputPlan, OutputTensor, RECOMMENDED_PARTITION_BYTES, SafetensorsOptions,
+    ServerlessLlmOptions, Sharding, plan_safetensors,
+};
+use crate::error::{Error, ErrorKind, Result};
+use crate::formats::Layout;
+use crate::tensor::{Extent, TensorMeta};
+
+/// Largest SafeTensors file where nothing is asked for, in bytes, as the Hub's tools have it.
+pub const DEFAULT_SHARD_BYTES: u64 = 5_000_000_000;
+
+/// Keeps a SafeTensors `__metadata__` beside partitions, whose layout has no place for it.
+pub const METADATA_FILE: &str = "safetensors_metadata.json";
+
+/// Largest such file that is read: as large as a SafeTensors header can be.
+const MAX_METADATA_BYTES: u64 = 100_000_000;
+
+/// What is to be written.
+#[derive(Debug)]
+pub(super) struct Target {
+    pub(super) layout: Layout,
+    pub(super) plan: OutputPlan,
+    /// The tensor whose stored bytes are written for each tensor: itself, unless it is tied.
+    pub(super) owner: Vec<usize>,
+    /// Names that share bytes in the source and cannot in the target.
+    pub(super) untied: Vec<Box<str>>,
+    /// Bytes that are written more often than they are stored.
+    pub(super) doubled_bytes: u64,
+    /// A file of metadata beside partitions.
+    pub(super) metadata_file: Option<Vec<u8>>,
+}
+
+impl Target {
+    pub(super) fn new(checkpoint: &Checkpoint, options: &ConvertOptions) -> Result<Self> {
+        let layout = options.to.unwrap_or(match checkpoint.layout() {
+            Layout::SafeTensors => Layout::ServerlessLlm,
+            Layout::ServerlessLlm => Layout::SafeTensors,
+        });
+        options.check(layout)?;
+        let tensors: Vec<OutputTensor> = checkpoint
+            .tensors()
+            .iter()
+            .map(|tensor| OutputTensor {
+                name: tensor.name.clone(),
+                dtype: tensor.dtype,
+                shape: tensor.shape.clone(),
+            })
+            .collect();
+        let tied = owners(checkpoint.tensors());
+        let metadata = metadata_of(checkpoint)?;
+        Ok(match layout {
+            Layout::ServerlessLlm => {
+                let stored = |(at, tensor): (usize, &TensorMeta)| match tied[at] == at {
+                    true => tensor.nbytes(),
+                    false => 0,
+                };
+                let tensors_and_places = checkpoint.tensors().iter().enumerate();
+                let bytes: u64 = tensors_and_places.map(stored).sum();
+                let standard = bytes.div_ceil(RECOMMENDED_PARTITION_BYTES).max(1);
+                let partitions = u64::from(options.partitions.unwrap_or(0));
+                let partitions = if partitions == 0 {
+                    standard
+                } else {
+                    partitions
+                };
+                let wanted = ServerlessLlmOptions {
+                    partitions: Some(u32::try_from(partitions).unwrap_or(u32::MAX)),
+                    dialect: options.dialect,
+                    packed: options.packed,
+                };
+                // What the layout's own default brings back needs no file.
+                let worth_keeping = metadata != SafetensorsOptions::default().metadata;
+                Self {
+                    layout,
+                    plan: plan_tied(tensors, &tied, &wanted)?,
+                    owner: tied,
+                    untied: Vec::new(),
+                    doubled_bytes: 0,
+                    metadata_file: worth_keeping.then(|| metadata_json(&metadata)),
+                }
+            }
+            Layout::SafeTensors => {
+                let sharding = match (options.partitions, options.max_shard_bytes) {
+                    (Some(count), _) => Sharding::Count(count),
+                    (None, limit) => Sharding::MaxBytes(limit.unwrap_or(DEFAULT_SHARD_BYTES)),
+                };
+                let wanted = SafetensorsOptions {
+                    sharding,
+                    metadata,
+                    ..SafetensorsOptions::default()
+                };
+                let mut shared: Vec<bool> = vec![false; tied.len()];
+                let mut doubled_bytes = 0;
+                for (at, &owner) in tied.iter().enumerate() {
+                    if owner != at {
+                        (shared[at], shared[owner]) = (true, true);
+                        doubled_bytes += checkpoint.tensors()[at].nbytes();
+                    }
+                }
+                let names = checkpoint.tensors().iter().zip(&shared);
+                Self {
+                    layout,
+                    untied: names
+                        .filter(|(_, shared)| **shared)
+                        .map(|(tensor, _)| tensor.name.clone())
+                        .collect(),
+                    plan: plan_safetensors(tensors, &wanted)?,
+                    owner: (0..tied.len()).collect(),
+                    doubled_bytes,
+                    metadata_file: None,
+                }
+            }
+        })
+    }
+}
+
+/// For each tensor the first one with the same stored bytes, read in the same way.
+fn owners(tensors: &[TensorMeta]) -> Vec<usize> {
+    let mut seen: HashMap<&[Extent], usize> = HashMap::new();
+    tensors
+        .iter()
+        .enumerate()
+        .map(|(at, tensor)| match tensor.extents.is_empty() {
+            true => at,
+            // The shape says how strides are walked.
+            false if tensor.strides.is_some() => {
+                let same = |other: &TensorMeta| {
+                    (&other.extents, &other.strides, &other.shape, other.dtype)
+                        == (
+                            &tensor.extents,
+                            &tensor.strides,
+                            &tensor.shape,
+                            tensor.dtype,
+                        )
+                };
+                let before = tensors[..at].iter().rev();
+                // Sorted by place: equals are near.
+                let near = before.take_while(|other| {
+                    other.extents.first().map(|e| (e.source, e.offset))
+                        == tensor.extents.first().map(|e| (e.source, e.offset))
+                });
+                let equal = near.enumerate().filter(|(_, other)| same(other)).last();
+                equal.map_or(at, |(back, _)| at - 1 - back)
+            }
+            false => *seen.entry(&tensor.extents[..]).or_insert(at),
+        })
+        .collect()
+}
+
+/// The `__metadata__` of the source, or what its conversion from SafeTensors has kept of it.
+fn metadata_of(checkpoint: &Checkpoint) -> Result<BTreeMap<String, String>> {
+    if checkpoint.layout() == Layout::SafeTensors {
+        return Ok(checkpoint.metadata().clone());
+    }
+    let path = checkpoint.root().join(METADATA_FILE);
+    let default = SafetensorsOptions::default().metadata;
+    let Ok(found) = path.metadata() else {
+        return Ok(default);
+    };
+    let refused = |message: String| Error::new(ErrorKind::BadHeader, message).at(&path);
+    if !found.is_file() || found.len() > MAX_METADATA_BYTES {
+        return Err(refused(format!(
+            "this is no file of metadata: at most {MAX_METADATA_BYTES} bytes, and it has {}",
+            found.len()
+        )));
+    }
+    let bytes = std::fs::read(&path).map_err(|error| Error::io("read", &path, error))?;
+    serde_json::from_slice(&bytes).map_err(|error| {
+        refused("the metadata to keep are not a JSON object of strings".into())
+            .because(error)
+            .help("remove the file to convert without them")
+    })
+}
+
+fn metadata_json(metadata: &BTreeMap<String, String>) -> Vec<u8> {
+    let mut bytes = serde_json::to_vec_pretty(metadata).expect("strings are always valid JSON");
+    bytes.push(b'\n');
+    bytes
+}
