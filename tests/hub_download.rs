@@ -497,6 +497,58 @@ fn a_complete_cache_outlives_the_hub_and_the_model_on_it() {
 }
 
 #[test]
+fn partitions_that_an_interruption_left_out_are_fetched() {
+    let world = World::of(FakeHub::new());
+    let index = r#"{"a":[0,4,[4],[1],"torch.uint8",0],"b":[0,4,[4],[1],"torch.uint8",1]}"#;
+    let put = |name: &str, bytes: &[u8]| world.hub.put(name, bytes.to_vec(), true);
+    put("tensor_index.json", index.as_bytes());
+    put("tensor.data_0", b"aaaa");
+    put("tensor.data_1", b"bbbb");
+    let snapshot = world.client().pull(&pull()).unwrap();
+    let snapshot = snapshot.path().to_owned();
+    std::fs::remove_file(snapshot.join("tensor.data_1")).unwrap();
+    std::fs::remove_file(world.blob("tensor.data_1")).unwrap();
+    let error = world.client().offline(true).pull(&pull()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NotCached, "{error}");
+    assert!(error.to_string().contains("tensor.data_1"), "{error}");
+    world.client().pull(&pull()).unwrap();
+    assert_eq!(
+        Checkpoint::open(&snapshot).unwrap().load().unwrap().len(),
+        2
+    );
+}
+
+#[test]
+fn a_file_that_another_client_has_chosen_is_not_taken_for_the_model() {
+    let world = World::new();
+    let other = safetensors("x", 100, 1);
+    let snapshot = world.model().join("snapshots").join(COMMIT);
+    std::fs::create_dir_all(&snapshot).unwrap();
+    std::fs::write(snapshot.join("consolidated.safetensors"), other).unwrap();
+    std::fs::create_dir_all(world.model().join("refs")).unwrap();
+    std::fs::write(world.model().join("refs/main"), COMMIT).unwrap();
+    // Offline, what is there has to do.
+    let offline = world.client().offline(true).pull(&pull()).unwrap();
+    assert_eq!(offline.files().len(), 1);
+    for revision in [None, Some(COMMIT)] {
+        let pulled = world.client().pull(&pull().revision(revision)).unwrap();
+        world.check(pulled.path());
+    }
+}
+
+#[test]
+fn a_file_that_was_cut_short_in_the_cache_is_fetched_again() {
+    let world = World::new();
+    let snapshot = world.client().pull(&pull()).unwrap();
+    let blob = world.blob(TWO);
+    let file = std::fs::OpenOptions::new().write(true).open(blob).unwrap();
+    file.set_len(1000).unwrap();
+    let pulled = world.client().pull(&pull().revision(Some(COMMIT))).unwrap();
+    assert!(pulled.files().iter().any(|file| file.downloaded > 0));
+    world.check(snapshot.path());
+}
+
+#[test]
 fn a_branch_that_moves_is_followed_once_its_files_are_here() {
     let moved = "f".repeat(40);
     let world = World::new();

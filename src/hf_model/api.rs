@@ -132,7 +132,7 @@ async fn ask(
             Failure::Refused(refused) => refusal::explain(
                 &refused,
                 Asked {
-                    endpoint: session.endpoint.as_str(),
+                    endpoint: &shown(&session.endpoint),
                     id,
                     revision,
                     file: None,

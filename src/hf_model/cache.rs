@@ -37,7 +37,8 @@ impl HubCache {
         Self { root: root.into() }
     }
 
-    /// The cache that the environment names: `HF_HUB_CACHE`, else `HF_HOME/hub`, else
+    /// The cache that the environment names: `HF_HUB_CACHE` (formerly
+    /// `HUGGINGFACE_HUB_CACHE`), else `HF_HOME/hub`, else
     /// `XDG_CACHE_HOME/huggingface/hub`, else `~/.cache/huggingface/hub`. Empty variables count as
     /// unset, and a leading `~` as the home folder.
     ///
@@ -333,7 +334,8 @@ pub(super) fn locate(
             _ => Some(value),
         }
     };
-    if let Some(hub) = folder("HF_HUB_CACHE") {
+    // The second is the name that it had before.
+    if let Some(hub) = folder("HF_HUB_CACHE").or_else(|| folder("HUGGINGFACE_HUB_CACHE")) {
         return Ok(hub);
     }
     if let Some(hf_home) = folder("HF_HOME") {

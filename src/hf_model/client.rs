@@ -84,10 +84,8 @@ impl Client {
         let Some(mut url) = url else {
             return Err(Error::new(
                 ErrorKind::InvalidArgument,
-                format!(
-                    "the endpoint {} is no address",
-                    crate::text::quoted(endpoint)
-                ),
+                // Without its text, which may have a password in it.
+                "the endpoint of the Hub is no http or https address",
             )
             .help("set HF_ENDPOINT to an address such as https://huggingface.co"));
         };

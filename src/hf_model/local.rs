@@ -13,6 +13,10 @@ use crate::checkpoint::Parts;
 use crate::converters::folder::sync_folder;
 use crate::error::{Error, ErrorKind, Result};
 use crate::formats::index::{MAX_INDEX_BYTES, ShardIndex};
+use crate::formats::serverlessllm::{PartitionIndex, partition_file};
+
+/// The weights of a model that has them in one file.
+const WHOLE: &str = "model.safetensors";
 
 /// What tells backup programs to leave a cache out (<https://bford.info/cachedir/>).
 const CACHEDIR_TAG: &str = "Signature: 8a477f597d28d172789f06886806bc55\n\
@@ -34,10 +38,18 @@ pub(super) struct Need {
     pub(super) files: Vec<String>,
     /// Those that are not there, or `None` where it is not known which they are.
     pub(super) missing: Option<Vec<String>>,
+    /// There are weights, but the model may have others: files that another client has chosen.
+    pub(super) doubtful: bool,
 }
 
 impl Need {
+    /// Everything is there, and nothing has to be asked.
     pub(super) fn is_met(&self) -> bool {
+        self.is_usable() && !self.doubtful
+    }
+
+    /// What is there can be loaded, as far as the snapshot tells.
+    pub(super) fn is_usable(&self) -> bool {
         self.missing.as_ref().is_some_and(Vec::is_empty)
     }
 }
@@ -172,6 +184,29 @@ impl ModelFolder {
         write_whole(&path, &json)
     }
 
+    fn weights_list(&self, commit: &str) -> PathBuf {
+        let name = format!("{commit}.weights.json");
+        self.root.join(".tensora").join(name)
+    }
+
+    /// Keeps what the weights of a commit are, once all of them are there.
+    pub(super) fn write_weights(&self, commit: &str, files: &[RemoteFile]) -> Result<()> {
+        let json = serde_json::to_vec(files).map_err(|error| {
+            Error::new(ErrorKind::Io, "cannot write the list of weights").because(error)
+        })?;
+        let path = self.weights_list(commit);
+        if std::fs::read(&path).is_ok_and(|found| found == json) {
+            return Ok(());
+        }
+        write_whole(&path, &json)
+    }
+
+    /// The weights of a commit with their sizes, where they were downloaded by us.
+    fn listed_weights(&self, commit: &str) -> Option<Vec<RemoteFile>> {
+        let json = std::fs::read(self.weights_list(commit)).ok()?;
+        serde_json::from_slice(&json).ok()
+    }
+
     /// The side files of a commit, where a list was kept.
     fn listed_side_files(&self, commit: &str) -> Option<Vec<String>> {
         let json = std::fs::read(self.listing(commit)).ok()?;
@@ -183,9 +218,15 @@ impl ModelFolder {
     /// What `pull` needs of the snapshot of `commit`. Reads names, and an index where there is one.
     pub(super) fn need(&self, commit: &str, pull: &Pull) -> Result<Need> {
         let snapshot = self.snapshot(commit);
+        let listed = self.listed_weights(commit).unwrap_or_default();
         let mut need = match weights(&snapshot, pull) {
-            Ok(files) => Need {
+            Ok((files, certain)) => Need {
                 missing: Some(Vec::new()),
+                // The list is of what the repository has.
+                doubtful: !certain
+                    && !files
+                        .iter()
+                        .all(|file| listed.iter().any(|l| l.path == *file)),
                 files,
             },
             Err(error) => match error.kind() {
@@ -201,7 +242,13 @@ impl ModelFolder {
                 None => need.missing = None,
             }
         }
-        let is_there = |file: &&String| self.pointer(commit, file).is_file();
+        let is_there = |file: &&String| {
+            let found = self.pointer(commit, file).metadata();
+            let size = listed.iter().find(|listed| listed.path == **file);
+            found.is_ok_and(|found| {
+                found.is_file() && size.is_none_or(|listed| listed.size == found.len())
+            })
+        };
         if let Some(missing) = &mut need.missing {
             missing.extend(need.files.iter().filter(|file| !is_there(file)).cloned());
         } else {
@@ -212,24 +259,30 @@ impl ModelFolder {
     }
 }
 
-/// The files of the checkpoint in a snapshot, whether they are there or not.
-fn weights(snapshot: &Path, pull: &Pull) -> Result<Vec<String>> {
+/// The files of the checkpoint in a snapshot, whether they are there or not; and whether they are
+/// certainly all of them, by their index or by the one name that weights without an index have.
+fn weights(snapshot: &Path, pull: &Pull) -> Result<(Vec<String>, bool)> {
     let name = |path: &Path| {
         let name = path.strip_prefix(snapshot).unwrap_or(path);
         name.to_string_lossy().into_owned()
     };
     match Parts::of_folder(snapshot, pull.layout)? {
-        Parts::Files(files) => Ok(files.iter().map(|file| name(file)).collect()),
+        Parts::Files(files) => {
+            let files: Vec<String> = files.iter().map(|file| name(file)).collect();
+            let certain = matches!(&files[..], [only] if only == WHOLE);
+            Ok((files, certain))
+        }
         Parts::Index(index) => {
             let shards = shards(&read_index(&index)?, pull).map_err(|error| error.at(&index))?;
-            Ok(std::iter::once(name(&index)).chain(shards).collect())
+            let files = std::iter::once(name(&index)).chain(shards).collect();
+            Ok((files, true))
         }
         Parts::Partitions(index) => {
-            let entries = std::fs::read_dir(snapshot)
-                .map_err(|error| Error::io("list the folder", snapshot, error))?;
-            let names = entries.flatten().map(|entry| name(&entry.path()));
-            let parts = names.filter(|name| is_partition(name));
-            Ok(std::iter::once(name(&index)).chain(parts).collect())
+            let parsed = PartitionIndex::parse(&read_index(&index)?);
+            let ids = parsed.map_err(|error| error.at(&index))?.partition_ids();
+            let parts = ids.into_iter().map(partition_file);
+            let files = std::iter::once(name(&index)).chain(parts).collect();
+            Ok((files, true))
         }
     }
 }

@@ -52,7 +52,11 @@ impl HubCache {
         let mut models = Vec::new();
         for name in names(self.root())? {
             if let Some(slug) = name.strip_prefix(MODELS) {
-                models.push(self.cached_model(slug.replacen("--", "/", 1))?);
+                match self.cached_model(slug.replacen("--", "/", 1)) {
+                    Ok(model) => models.push(model),
+                    // Of somebody else, in a cache that is shared.
+                    Err(error) => tracing::warn!("a model is left out: {error:#}"),
+                }
             }
         }
         models.sort_by(|a, b| a.id.cmp(&b.id));
@@ -99,7 +103,7 @@ impl HubCache {
                 path: place,
                 files,
                 bytes: size,
-                complete: need.is_ok_and(|need| need.is_met()),
+                complete: need.is_ok_and(|need| need.is_usable()),
                 commit,
             });
         }

@@ -43,6 +43,7 @@ pub(super) fn cached(client: &Client, pull: &Pull) -> Result<Option<Snapshot>> {
     match need.is_met() {
         true => Ok(Some(snapshot(&folder, commit, &need))),
         false if !client.offline => Ok(None),
+        false if need.is_usable() => Ok(Some(snapshot(&folder, commit, &need))),
         // Which side files there are is not known, but the weights are there.
         false if !need.files.is_empty() && need.missing.is_none() => {
             let weights = Pull {
@@ -50,7 +51,7 @@ pub(super) fn cached(client: &Client, pull: &Pull) -> Result<Option<Snapshot>> {
                 ..pull.clone()
             };
             let need = folder.need(&commit, &weights)?;
-            match need.is_met() {
+            match need.is_usable() {
                 true => Ok(Some(snapshot(&folder, commit, &need))),
                 false => Err(incomplete(pull, &commit, &need).at(found)),
             }
@@ -119,28 +120,31 @@ pub(super) async fn pull(client: &Client, pull: &Pull, session: Session) -> Resu
         }
     };
     let commit = match (commit, fallback) {
-        (Ok(commit), Some(found)) if commit == found.commit => {
+        (Ok(commit), Some(Fallback { found, whole: true })) if commit == found.commit => {
             // Best effort: the cache may be read-only, and the snapshot is complete.
             let _ = context.folder.write_ref(revision, &commit);
             return Ok(found);
         }
-        (Ok(commit), _) => commit,
-        (Err(error), Some(found)) if error.kind() != ErrorKind::Cancelled => {
-            tracing::warn!(
-                "{error:#}; {} is loaded from the cache, at commit {}",
-                pull.id,
-                found.commit
-            );
-            return Ok(found);
+        (Ok(commit), fallback) => (commit, fallback),
+        (Err(error), Some(fallback)) if error.kind() != ErrorKind::Cancelled => {
+            return Ok(fallback.instead(&error, pull));
         }
         (Err(error), _) => return Err(error),
     };
+    let (commit, fallback) = commit;
     let context = Arc::new(Context {
         commit: commit.clone(),
         ..context
     });
     let work = fetch_all(&context, pull);
-    let files = context.session.unless_cancelled(work).await?;
+    let files = match (context.session.unless_cancelled(work).await, fallback) {
+        (Ok(files), _) => files,
+        // A cache that cannot be written to, or a full disk, still has what it has.
+        (Err(error), Some(fallback)) if error.kind() == ErrorKind::Io => {
+            return Ok(fallback.instead(&error, pull));
+        }
+        (Err(error), _) => return Err(error),
+    };
     context.folder.write_ref(revision, &commit)?;
     Ok(Snapshot {
         path: context.folder.snapshot(&commit),
@@ -149,13 +153,33 @@ pub(super) async fn pull(client: &Client, pull: &Pull, session: Session) -> Resu
     })
 }
 
-/// What the cache has of this revision, if it is complete.
-fn complete_before(client: &Client, pull: &Pull, folder: &ModelFolder) -> Option<Snapshot> {
+/// What the cache has of a revision, if it can be loaded.
+struct Fallback {
+    found: Snapshot,
+    /// Nothing has to be asked to know that it is complete.
+    whole: bool,
+}
+
+impl Fallback {
+    fn instead(self, error: &Error, pull: &Pull) -> Snapshot {
+        let commit = &self.found.commit;
+        tracing::warn!(
+            "{error:#}; {} is loaded from the cache, at commit {commit}",
+            pull.id
+        );
+        self.found
+    }
+}
+
+fn complete_before(client: &Client, pull: &Pull, folder: &ModelFolder) -> Option<Fallback> {
     let found = client.cache.snapshot(&pull.id, pull.revision.as_deref());
     let found = found.ok()?;
     let commit = found.file_name()?.to_str()?.to_owned();
     let need = folder.need(&commit, pull).ok()?;
-    need.is_met().then(|| snapshot(folder, commit, &need))
+    need.is_usable().then(|| Fallback {
+        found: snapshot(folder, commit, &need),
+        whole: need.is_met(),
+    })
 }
 
 async fn fetch_all(context: &Arc<Context>, pull: &Pull) -> Result<Vec<PulledFile>> {
@@ -201,6 +225,14 @@ async fn fetch_all(context: &Arc<Context>, pull: &Pull) -> Result<Vec<PulledFile
         index.downloaded += bytes;
     }
     pulled.sort_by(|a, b| a.path.cmp(&b.path));
+    if pull.selection.is_none() {
+        let weights = chosen
+            .files
+            .iter()
+            .filter(|file| !files::is_side_file(&file.path));
+        let weights: Vec<RemoteFile> = weights.cloned().collect();
+        folder.write_weights(&context.commit, &weights)?;
+    }
     if pull.side_files {
         // Only now: with the list, a later run takes its side files for complete.
         folder.write_listing(&context.commit, &listing)?;

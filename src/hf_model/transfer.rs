@@ -12,7 +12,7 @@ use tokio::task::JoinHandle;
 use super::api::RemoteFile;
 use super::blob::Context;
 use super::event::Event;
-use super::http::Failure;
+use super::http::{Failure, shown};
 use super::pauses::Pauses;
 use super::range::{Once, Origin, RangeEnd, Stop, stream_once};
 use super::refusal::{self, Asked};
@@ -149,8 +149,9 @@ async fn fetch_range(
                 }
             }
             Err(Once::Failure(Failure::Refused(refused)) | Once::Stale(_, refused)) => {
+                let endpoint = shown(&session.endpoint);
                 let asked = Asked {
-                    endpoint: session.endpoint.as_str(),
+                    endpoint: &endpoint,
                     id: &context.id,
                     revision: &context.commit,
                     file: Some(&origin.file.path),
