@@ -102,7 +102,7 @@ impl HubCache {
     /// The snapshot folder of model `id` (`org/name`, or `gpt2`) at `revision`: a branch, a tag,
     /// or a full commit; `main` when none is named.
     ///
-    /// A cache that was filled by commit has no `main`: then the only snapshot is taken.
+    /// A cache that was filled by commit has no refs at all: then its only snapshot is `main`, too.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] for ids and revisions that the Hub does not have,
@@ -140,13 +140,13 @@ impl HubCache {
         }
         let available = names(&snapshots)?;
         match available.as_slice() {
-            [only] if wanted == MAIN => Ok(snapshots.join(only)),
+            [only] if wanted == MAIN && !has_refs(&model) => Ok(snapshots.join(only)),
             [] => Err(not_cached(format!("the cache has no snapshot of {id}"))
                 .at(&model)
                 .help("give the path of a folder or file instead")),
             _ if wanted == MAIN => Err(not_cached(format!(
-                "{id} has no refs/{MAIN} and {} snapshots in the cache",
-                available.len()
+                "{id} has no refs/{MAIN} and {} in the cache",
+                crate::text::counted(available.len() as u64, "snapshot")
             ))
             .at(&model)
             .help(others(&available))),
@@ -300,6 +300,10 @@ pub(super) fn is_absent(error: &io::Error) -> bool {
         error.kind(),
         io::ErrorKind::NotFound | io::ErrorKind::NotADirectory | io::ErrorKind::IsADirectory
     )
+}
+
+fn has_refs(model: &Path) -> bool {
+    std::fs::read_dir(model.join("refs")).is_ok_and(|mut refs| refs.next().is_some())
 }
 
 /// Folders within `folder`, sorted; none where it does not exist.

@@ -81,6 +81,10 @@ fn a_commit_needs_no_ref_and_a_lone_snapshot_no_main() {
     // Another revision is another revision.
     assert_eq!(hub.refuse(Some("v1")).kind(), ErrorKind::NotCached);
     assert_eq!(hub.refuse(Some(B)).kind(), ErrorKind::NotCached);
+    // What is known to be a tag need not be main.
+    let hub = Fixture::new(&[A], &[("v1", A)]);
+    assert_eq!(hub.find(Some("v1")), A);
+    assert_eq!(hub.refuse(None).kind(), ErrorKind::NotCached);
 }
 
 #[test]
