@@ -537,6 +537,18 @@ fn a_file_that_another_client_has_chosen_is_not_taken_for_the_model() {
 }
 
 #[test]
+fn weights_of_a_commit_do_without_a_hub_that_would_list_their_side_files() {
+    let world = World::new();
+    world.client().pull(&pull()).unwrap();
+    let endpoint = "http://127.0.0.1:9";
+    let client = world.client().endpoint(endpoint).unwrap();
+    for revision in [None, Some(COMMIT)] {
+        let wanted = pull().revision(revision).side_files(true);
+        world.check(client.pull(&wanted).unwrap().path());
+    }
+}
+
+#[test]
 fn a_file_that_was_cut_short_in_the_cache_is_fetched_again() {
     let world = World::new();
     let snapshot = world.client().pull(&pull()).unwrap();

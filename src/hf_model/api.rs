@@ -153,7 +153,9 @@ fn remote_file(entry: Entry) -> Option<RemoteFile> {
         None => (&*entry.oid, entry.size),
     };
     let len = if entry.lfs.is_some() { 64 } else { 40 };
-    let safe = safe_relative(&entry.path).is_ok_and(|path| *path == *entry.path);
+    // Addresses drop tabs and line ends: such a file could not be asked for.
+    let safe = safe_relative(&entry.path).is_ok_and(|path| *path == *entry.path)
+        && !entry.path.contains(|c: char| c.is_control());
     if !safe || !is_hex(etag, len) {
         tracing::debug!(path = %crate::text::name(&entry.path), "a file without a safe path or a digest");
         return None;

@@ -166,7 +166,9 @@ impl ModelFolder {
     /// that points to a snapshot without weights hides the older one that has them.
     pub(super) fn write_ref(&self, revision: &str, commit: &str) -> Result<()> {
         let path = self.root.join("refs").join(revision);
-        if revision == commit || std::fs::read_to_string(&path).is_ok_and(|found| found == commit) {
+        if revision.eq_ignore_ascii_case(commit)
+            || std::fs::read_to_string(&path).is_ok_and(|found| found == commit)
+        {
             return Ok(());
         }
         write_whole(&path, commit.as_bytes())

@@ -139,8 +139,12 @@ pub(super) async fn pull(client: &Client, pull: &Pull, session: Session) -> Resu
     let work = fetch_all(&context, pull);
     let files = match (context.session.unless_cancelled(work).await, fallback) {
         (Ok(files), _) => files,
-        // A cache that cannot be written to, or a full disk, still has what it has.
-        (Err(error), Some(fallback)) if error.kind() == ErrorKind::Io => {
+        // A cache that cannot be written to, or a full disk, still has what it has; and without the
+        // Hub, the weights of this very commit do without side files that nobody knows of.
+        (Err(error), Some(fallback))
+            if error.kind() == ErrorKind::Io
+                || error.kind() == ErrorKind::Network && fallback.found.commit == commit =>
+        {
             return Ok(fallback.instead(&error, pull));
         }
         (Err(error), _) => return Err(error),
@@ -175,7 +179,15 @@ fn complete_before(client: &Client, pull: &Pull, folder: &ModelFolder) -> Option
     let found = client.cache.snapshot(&pull.id, pull.revision.as_deref());
     let found = found.ok()?;
     let commit = found.file_name()?.to_str()?.to_owned();
-    let need = folder.need(&commit, pull).ok()?;
+    let mut need = folder.need(&commit, pull).ok()?;
+    if need.missing.is_none() && !need.files.is_empty() {
+        let weights = Pull {
+            side_files: false,
+            ..pull.clone()
+        };
+        need = folder.need(&commit, &weights).ok()?;
+        need.doubtful = true;
+    }
     need.is_usable().then(|| Fallback {
         found: snapshot(folder, commit, &need),
         whole: need.is_met(),
