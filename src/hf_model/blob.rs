@@ -7,9 +7,8 @@
 use std::sync::Arc;
 
 use super::api::RemoteFile;
-use super::event::{Event, Reporter};
-use super::http::Session;
-use super::local::ModelFolder;
+use super::context::Context;
+use super::event::Event;
 use super::lock::BlobLock;
 use super::range::Stop;
 use super::transfer::transfer;
@@ -18,16 +17,6 @@ use crate::error::{Error, ErrorKind, Result};
 
 /// How often a file is fetched from the start before its digest is given up on.
 const ROUNDS: usize = 2;
-
-/// What the downloads of one snapshot share.
-#[derive(Debug)]
-pub(super) struct Context {
-    pub(super) session: Session,
-    pub(super) folder: ModelFolder,
-    pub(super) id: String,
-    pub(super) commit: String,
-    pub(super) reporter: Reporter,
-}
 
 /// Puts a file into the snapshot, and gives how many bytes were downloaded for it.
 pub(super) async fn fetch(context: &Arc<Context>, file: &RemoteFile) -> Result<u64> {

@@ -5,21 +5,16 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::api::RemoteFile;
-use super::blob::{self, Context};
+use super::blob;
+use super::context::Context;
 use super::local::{self, is_partition, nothing_selected, too_large_an_index};
 use super::pull::Pull;
+use super::side_files::is_side_file;
 use super::transfer::peek;
 use crate::checkpoint::Parts;
 use crate::error::{Error, ErrorKind, Result};
 use crate::formats::index::MAX_INDEX_BYTES;
 use crate::formats::safetensors::{PREFIX_BYTES, header_len, parse_header};
-
-/// Whether a file name is that of a configuration or tokenizer file, and not of weights or of an
-/// index of them.
-pub fn is_side_file(name: &str) -> bool {
-    // Exactly what a conversion copies along.
-    crate::converters::is_companion(name)
-}
 
 /// The files of a repository that are asked for.
 #[derive(Debug, Default)]
@@ -123,34 +118,4 @@ async fn holds_selected(context: &Arc<Context>, file: &RemoteFile, pull: &Pull) 
     let json = peek(context, file, PREFIX_BYTES..PREFIX_BYTES + len).await?;
     let header = parse_header(&json, file.size, 0).map_err(at_file)?;
     Ok(header.tensors.iter().any(|tensor| pull.picks(&tensor.name)))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn configuration_counts_and_weights_and_indexes_do_not() {
-        for name in [
-            "config.json",
-            "tokenizer.model",
-            "merges.txt",
-            "chat_template.jinja",
-        ] {
-            assert!(is_side_file(name), "{name}");
-        }
-        for name in [
-            "model.safetensors",
-            "model.safetensors.index.json",
-            "pytorch_model.bin.index.json",
-            "tensor_index.json",
-            "tensor.data_0",
-            "pytorch_model.bin",
-            ".gitattributes",
-            ".x.json",
-            "onnx/config.json",
-        ] {
-            assert!(!is_side_file(name), "{name}");
-        }
-    }
 }

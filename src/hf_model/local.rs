@@ -6,14 +6,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::api::RemoteFile;
 use super::cache::{HubCache, folder_name};
-use super::files::is_side_file;
 use super::pull::Pull;
-use super::writer::INCOMPLETE;
+use super::side_files::is_side_file;
 use crate::checkpoint::Parts;
 use crate::converters::folder::sync_folder;
 use crate::error::{Error, ErrorKind, Result};
 use crate::formats::index::{MAX_INDEX_BYTES, ShardIndex};
 use crate::formats::serverlessllm::{PartitionIndex, partition_file};
+
+/// How an unfinished file is called.
+pub(super) const INCOMPLETE: &str = ".incomplete";
 
 /// The weights of a model that has them in one file.
 const WHOLE: &str = "model.safetensors";

@@ -27,6 +27,7 @@ mod api;
 mod blob;
 mod cache;
 mod client;
+mod context;
 mod env;
 mod event;
 mod files;
@@ -39,6 +40,7 @@ mod pauses;
 mod pull;
 mod range;
 mod refusal;
+mod side_files;
 mod snapshot;
 mod transfer;
 mod writer;
@@ -50,10 +52,10 @@ use crate::error::Result;
 pub use cache::HubCache;
 pub use client::Client;
 pub use event::Event;
-pub use files::is_side_file;
 pub use models::{CachedModel, CachedSnapshot};
 pub use pace::Pace;
 pub use pull::{Pull, PulledFile, Snapshot};
+pub use side_files::is_side_file;
 
 /// A checkpoint's path from what a user typed: a path that exists, else a model id that is looked
 /// up in the cache of [`HubCache::from_env`]. Asks no server; [`Client::resolve`] does.

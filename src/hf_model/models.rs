@@ -4,9 +4,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use super::cache::{HubCache, MODELS, is_absent, names, read_ref};
-use super::local::ModelFolder;
+use super::local::{INCOMPLETE, ModelFolder};
 use super::pull::Pull;
-use super::writer::INCOMPLETE;
 use crate::error::{Error, Result};
 
 /// A model in the cache.

@@ -9,7 +9,7 @@ use reqwest::{Response, StatusCode, Url};
 use tokio::sync::{Mutex, mpsc};
 
 use super::api::RemoteFile;
-use super::blob::Context;
+use super::context::Context;
 use super::http::{Failure, Refused, accept, next_part};
 use crate::error::{Error, ErrorKind};
 

@@ -5,14 +5,16 @@ use std::sync::Arc;
 use tokio::task::JoinSet;
 
 use super::api::{self, RemoteFile};
-use super::blob::{self, Context};
+use super::blob;
 use super::cache::{check_id, check_revision, is_commit, not_cached};
 use super::client::Client;
+use super::context::Context;
 use super::event::Event;
 use super::files;
 use super::http::Session;
 use super::local::{ModelFolder, Need};
 use super::pull::{Pull, PulledFile, Snapshot};
+use super::side_files::is_side_file;
 use crate::converters::folder::require_space;
 use crate::error::{Error, ErrorKind, Result};
 
@@ -238,10 +240,7 @@ async fn fetch_all(context: &Arc<Context>, pull: &Pull) -> Result<Vec<PulledFile
     }
     pulled.sort_by(|a, b| a.path.cmp(&b.path));
     if pull.selection.is_none() {
-        let weights = chosen
-            .files
-            .iter()
-            .filter(|file| !files::is_side_file(&file.path));
+        let weights = chosen.files.iter().filter(|file| !is_side_file(&file.path));
         let weights: Vec<RemoteFile> = weights.cloned().collect();
         folder.write_weights(&context.commit, &weights)?;
     }

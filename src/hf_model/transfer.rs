@@ -10,7 +10,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
 use super::api::RemoteFile;
-use super::blob::Context;
+use super::context::Context;
 use super::event::Event;
 use super::http::{Failure, shown};
 use super::pauses::Pauses;

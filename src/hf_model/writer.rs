@@ -23,9 +23,6 @@ use crate::error::{Error, ErrorKind, Result};
 /// Parts that wait for the disk. One has some ten to some hundred thousand bytes.
 const QUEUE: usize = 64;
 
-/// How an unfinished file is called.
-pub(super) const INCOMPLETE: &str = ".incomplete";
-
 /// What the blob has to be.
 #[derive(Debug, Clone)]
 pub(super) struct Expected {
