@@ -100,10 +100,10 @@ run "tests" cargo test --workspace --locked
 # Published files come from the package index of Python; the tests that read them are ignored
 # unless asked for, so that cargo test alone needs no network.
 run "published files" scripts/fetch_real_files.sh
-run "tests on published files" cargo test -p tensora --locked --test real_files -- --ignored
+run "tests on published files" cargo test --workspace --locked --test real_files -- --ignored
 # The same for huggingface_hub, which shares a cache with us in these tests.
 run "huggingface_hub for Python" scripts/make_hub_env.sh
-run "tests with huggingface_hub" cargo test -p tensora --locked --test hub_python -- --ignored
+run "tests with huggingface_hub" cargo test --workspace --locked --test hub_python -- --ignored
 run "unit tests without default features" cargo test -p tensora --no-default-features --lib --locked
 run "documentation" env RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked
 run "scripts" check_scripts
