@@ -15,6 +15,8 @@
 
 mod convert;
 pub(crate) mod folder;
+mod in_parallel;
+mod open_files;
 mod rename;
 mod safetensors_writer;
 mod serverlessllm_writer;
@@ -32,6 +34,7 @@ pub use convert::{
     Conversion, ConvertOptions, ConvertReport, DEFAULT_SHARD_BYTES, METADATA_FILE, convert,
 };
 pub use folder::{Abandoned, OutputFolder, PendingFile};
+pub(crate) use in_parallel::in_parallel;
 pub use safetensors_writer::{SafetensorsOptions, Sharding, plan as plan_safetensors};
 pub use serverlessllm_writer::{
     RECOMMENDED_PARTITION_BYTES, ServerlessLlmOptions, plan as plan_serverlessllm,

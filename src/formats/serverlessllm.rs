@@ -34,6 +34,12 @@ pub fn partition_file(id: u64) -> String {
     format!("tensor.data_{id}")
 }
 
+/// Whether a file name is that of a partition.
+pub(crate) fn is_partition_file(name: &str) -> bool {
+    let id = name.strip_prefix("tensor.data_");
+    id.is_some_and(|id| !id.is_empty() && id.bytes().all(|byte| byte.is_ascii_digit()))
+}
+
 /// How entries place their tensors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Dialect {

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use super::api::RemoteFile;
 use super::context::Context;
 use super::event::Event;
+use super::local::is_of_size;
 use super::lock::BlobLock;
 use super::range::Stop;
 use super::transfer::transfer;
@@ -22,10 +23,7 @@ const ROUNDS: usize = 2;
 pub(super) async fn fetch(context: &Arc<Context>, file: &RemoteFile) -> Result<u64> {
     let folder = &context.folder;
     let pointer = folder.pointer(&context.commit, &file.path);
-    if pointer
-        .metadata()
-        .is_ok_and(|found| found.len() == file.size)
-    {
+    if folder.holds(&context.commit, file) {
         return Ok(0);
     }
     let lock_path = folder.lock(&file.etag);
@@ -41,8 +39,7 @@ pub(super) async fn fetch(context: &Arc<Context>, file: &RemoteFile) -> Result<u
         },
     )
     .await?;
-    let blob = folder.blob(&file.etag);
-    if blob.metadata().is_ok_and(|found| found.len() == file.size) {
+    if is_of_size(&folder.blob(&file.etag), file.size) {
         // Somebody else was faster, or another revision has the same file.
         folder.link(&file.etag, &pointer, &file.path, false)?;
         context.reporter.tell(Event::Finished { path: &file.path });

@@ -7,14 +7,15 @@ use std::sync::Arc;
 use super::api::RemoteFile;
 use super::blob;
 use super::context::Context;
-use super::local::{self, is_partition, nothing_selected, too_large_an_index};
+use super::is_side_file;
+use super::local::{self, nothing_selected, too_large_an_index};
 use super::pull::Pull;
-use super::side_files::is_side_file;
 use super::transfer::peek;
 use crate::checkpoint::Parts;
 use crate::error::{Error, ErrorKind, Result};
 use crate::formats::index::MAX_INDEX_BYTES;
 use crate::formats::safetensors::{PREFIX_BYTES, header_len, parse_header};
+use crate::formats::serverlessllm::is_partition_file;
 
 /// The files of a repository that are asked for.
 #[derive(Debug, Default)]
@@ -87,7 +88,11 @@ pub(super) async fn choose(
                     .help("download all of the model"));
             }
             chosen.extend(find(&name(&index)).cloned());
-            chosen.extend(at_top().filter(|file| is_partition(&file.path)).cloned());
+            chosen.extend(
+                at_top()
+                    .filter(|file| is_partition_file(&file.path))
+                    .cloned(),
+            );
         }
     }
     chosen.sort_by(|a, b| a.path.cmp(&b.path));

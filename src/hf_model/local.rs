@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::api::RemoteFile;
 use super::cache::{HubCache, folder_name};
+use super::is_side_file;
 use super::pull::Pull;
-use super::side_files::is_side_file;
 use crate::checkpoint::Parts;
 use crate::converters::folder::sync_folder;
 use crate::error::{Error, ErrorKind, Result};
@@ -38,9 +38,10 @@ pub(super) struct ModelFolder {
 pub(super) struct Need {
     /// Relative paths.
     pub(super) files: Vec<String>,
-    /// Those that are not there, or `None` where it is not known which they are.
+    /// Those that are not there, or `None` where there are no weights to tell by.
     pub(super) missing: Option<Vec<String>>,
-    /// There are weights, but the model may have others: files that another client has chosen.
+    /// The model may have more: weights beside files that another client has chosen, or side files,
+    /// of which no list was kept.
     pub(super) doubtful: bool,
 }
 
@@ -178,14 +179,7 @@ impl ModelFolder {
 
     /// Keeps the list of files, by which a later run knows which side files there are.
     pub(super) fn write_listing(&self, commit: &str, files: &[RemoteFile]) -> Result<()> {
-        let path = self.listing(commit);
-        if path.exists() {
-            return Ok(());
-        }
-        let json = serde_json::to_vec(files).map_err(|error| {
-            Error::new(ErrorKind::Io, "cannot write the list of files").because(error)
-        })?;
-        write_whole(&path, &json)
+        write_list(&self.listing(commit), files)
     }
 
     fn weights_list(&self, commit: &str) -> PathBuf {
@@ -195,37 +189,29 @@ impl ModelFolder {
 
     /// Keeps what the weights of a commit are, once all of them are there.
     pub(super) fn write_weights(&self, commit: &str, files: &[RemoteFile]) -> Result<()> {
-        let json = serde_json::to_vec(files).map_err(|error| {
-            Error::new(ErrorKind::Io, "cannot write the list of weights").because(error)
-        })?;
-        let path = self.weights_list(commit);
-        if std::fs::read(&path).is_ok_and(|found| found == json) {
-            return Ok(());
-        }
-        write_whole(&path, &json)
-    }
-
-    /// The weights of a commit with their sizes, where they were downloaded by us.
-    fn listed_weights(&self, commit: &str) -> Option<Vec<RemoteFile>> {
-        let json = std::fs::read(self.weights_list(commit)).ok()?;
-        serde_json::from_slice(&json).ok()
+        write_list(&self.weights_list(commit), files)
     }
 
     /// The side files of a commit, where a list was kept.
     fn listed_side_files(&self, commit: &str) -> Option<Vec<String>> {
-        let json = std::fs::read(self.listing(commit)).ok()?;
-        let files: Vec<RemoteFile> = serde_json::from_slice(&json).ok()?;
-        let names = files.into_iter().map(|file| file.path);
+        let names = read_list(&self.listing(commit))?.into_iter();
+        let names = names.map(|file| file.path);
         Some(names.filter(|name| is_side_file(name)).collect())
+    }
+
+    /// Whether a file of a snapshot is there, whole.
+    pub(super) fn holds(&self, commit: &str, file: &RemoteFile) -> bool {
+        is_of_size(&self.pointer(commit, &file.path), file.size)
     }
 
     /// What `pull` needs of the snapshot of `commit`. Reads names, and an index where there is one.
     pub(super) fn need(&self, commit: &str, pull: &Pull) -> Result<Need> {
         let snapshot = self.snapshot(commit);
-        let listed = self.listed_weights(commit).unwrap_or_default();
+        // With their sizes, where they were downloaded by us.
+        let listed = read_list(&self.weights_list(commit)).unwrap_or_default();
         let mut need = match weights(&snapshot, pull) {
             Ok((files, certain)) => Need {
-                missing: Some(Vec::new()),
+                missing: None,
                 // The list is of what the repository has.
                 doubtful: !certain
                     && !files
@@ -243,22 +229,16 @@ impl ModelFolder {
         if pull.side_files {
             match self.listed_side_files(commit) {
                 Some(side) => need.files.extend(side),
-                None => need.missing = None,
+                // The weights are what a load cannot do without.
+                None => need.doubtful = true,
             }
         }
-        let is_there = |file: &&String| {
-            let found = self.pointer(commit, file).metadata();
-            let size = listed.iter().find(|listed| listed.path == **file);
-            found.is_ok_and(|found| {
-                found.is_file() && size.is_none_or(|listed| listed.size == found.len())
-            })
+        let is_there = |file: &String| match listed.iter().find(|listed| listed.path == *file) {
+            Some(listed) => self.holds(commit, listed),
+            None => self.pointer(commit, file).is_file(),
         };
-        if let Some(missing) = &mut need.missing {
-            missing.extend(need.files.iter().filter(|file| !is_there(file)).cloned());
-        } else {
-            // The weights are what an offline load cannot do without.
-            need.files.retain(|file| is_there(&file));
-        }
+        let missing = need.files.iter().filter(|file| !is_there(file));
+        need.missing = Some(missing.cloned().collect());
         Ok(need)
     }
 }
@@ -319,12 +299,6 @@ pub(super) fn nothing_selected(id: &str) -> Error {
     .help("look at the names with `tensora inspect`, or select less narrowly")
 }
 
-/// A partition of the ServerlessLLM layout.
-pub(super) fn is_partition(name: &str) -> bool {
-    name.strip_prefix("tensor.data_")
-        .is_some_and(|id| !id.is_empty() && id.bytes().all(|byte| byte.is_ascii_digit()))
-}
-
 pub(super) fn read_index(path: &Path) -> Result<Vec<u8>> {
     let failed = |error| Error::io("read the index", path, error);
     let len = path.metadata().map_err(failed)?.len();
@@ -360,6 +334,27 @@ fn temporary(path: &Path) -> PathBuf {
         .as_nanos();
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     path.with_file_name(format!(".{name}.tmp-{}-{now}-{n}", std::process::id()))
+}
+
+/// Whether a file is there and has so many bytes.
+pub(super) fn is_of_size(path: &Path, size: u64) -> bool {
+    let found = path.metadata();
+    found.is_ok_and(|found| found.is_file() && found.len() == size)
+}
+
+/// Keeps a list of files, unless it is kept already.
+fn write_list(path: &Path, files: &[RemoteFile]) -> Result<()> {
+    let json = serde_json::to_vec(files).map_err(|error| {
+        Error::new(ErrorKind::Io, "cannot write the list of files").because(error)
+    })?;
+    if std::fs::read(path).is_ok_and(|found| found == json) {
+        return Ok(());
+    }
+    write_whole(path, &json)
+}
+
+fn read_list(path: &Path) -> Option<Vec<RemoteFile>> {
+    serde_json::from_slice(&std::fs::read(path).ok()?).ok()
 }
 
 /// Writes a small file, so that nobody sees a part of it.

@@ -40,7 +40,6 @@ mod pauses;
 mod pull;
 mod range;
 mod refusal;
-mod side_files;
 mod snapshot;
 mod transfer;
 mod writer;
@@ -55,7 +54,12 @@ pub use event::Event;
 pub use models::{CachedModel, CachedSnapshot};
 pub use pace::Pace;
 pub use pull::{Pull, PulledFile, Snapshot};
-pub use side_files::is_side_file;
+
+/// Whether a file name is that of a configuration or tokenizer file, and not of weights or of an
+/// index of them: exactly what a conversion copies along.
+pub fn is_side_file(name: &str) -> bool {
+    crate::converters::is_companion(name)
+}
 
 /// A checkpoint's path from what a user typed: a path that exists, else a model id that is looked
 /// up in the cache of [`HubCache::from_env`]. Asks no server; [`Client::resolve`] does.

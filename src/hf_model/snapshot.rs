@@ -12,9 +12,9 @@ use super::context::Context;
 use super::event::Event;
 use super::files;
 use super::http::Session;
+use super::is_side_file;
 use super::local::{ModelFolder, Need};
 use super::pull::{Pull, PulledFile, Snapshot};
-use super::side_files::is_side_file;
 use crate::converters::folder::require_space;
 use crate::error::{Error, ErrorKind, Result};
 
@@ -42,23 +42,12 @@ pub(super) fn cached(client: &Client, pull: &Pull) -> Result<Option<Snapshot>> {
     }
     let folder = ModelFolder::new(&client.cache, &pull.id, client.symlinks);
     let need = folder.need(&commit, pull)?;
-    match need.is_met() {
-        true => Ok(Some(snapshot(&folder, commit, &need))),
-        false if !client.offline => Ok(None),
-        false if need.is_usable() => Ok(Some(snapshot(&folder, commit, &need))),
-        // Which side files there are is not known, but the weights are there.
-        false if !need.files.is_empty() && need.missing.is_none() => {
-            let weights = Pull {
-                side_files: false,
-                ..pull.clone()
-            };
-            let need = folder.need(&commit, &weights)?;
-            match need.is_usable() {
-                true => Ok(Some(snapshot(&folder, commit, &need))),
-                false => Err(incomplete(pull, &commit, &need).at(found)),
-            }
-        }
-        false => Err(incomplete(pull, &commit, &need).at(found)),
+    match (need.is_met(), client.offline) {
+        (true, _) => Ok(Some(snapshot(&folder, commit, &need))),
+        (false, false) => Ok(None),
+        // What there may be beside it cannot be asked for.
+        (false, true) if need.is_usable() => Ok(Some(snapshot(&folder, commit, &need))),
+        (false, true) => Err(incomplete(pull, &commit, &need).at(found)),
     }
 }
 
@@ -181,15 +170,7 @@ fn complete_before(client: &Client, pull: &Pull, folder: &ModelFolder) -> Option
     let found = client.cache.snapshot(&pull.id, pull.revision.as_deref());
     let found = found.ok()?;
     let commit = found.file_name()?.to_str()?.to_owned();
-    let mut need = folder.need(&commit, pull).ok()?;
-    if need.missing.is_none() && !need.files.is_empty() {
-        let weights = Pull {
-            side_files: false,
-            ..pull.clone()
-        };
-        need = folder.need(&commit, &weights).ok()?;
-        need.doubtful = true;
-    }
+    let need = folder.need(&commit, pull).ok()?;
     need.is_usable().then(|| Fallback {
         found: snapshot(folder, commit, &need),
         whole: need.is_met(),
@@ -209,12 +190,7 @@ async fn fetch_all(context: &Arc<Context>, pull: &Pull) -> Result<Vec<PulledFile
     let absent: Vec<&RemoteFile> = chosen
         .files
         .iter()
-        .filter(|file| {
-            let pointer = folder.pointer(&context.commit, &file.path);
-            !pointer
-                .metadata()
-                .is_ok_and(|found| found.len() == file.size)
-        })
+        .filter(|file| !folder.holds(&context.commit, file))
         .collect();
     let begun = |file: &&RemoteFile| {
         let here = [folder.blob(&file.etag), folder.partial(&file.etag)];

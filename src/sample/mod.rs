@@ -15,7 +15,7 @@ use serde::Serialize;
 
 use crate::converters::{
     CheckpointWriter, OutputFolder, OutputTensor, SafetensorsOptions, ServerlessLlmOptions,
-    Sharding, TensorSink, WriteOptions, plan_safetensors, plan_serverlessllm,
+    Sharding, TensorSink, WriteOptions, in_parallel, plan_safetensors, plan_serverlessllm,
 };
 use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
@@ -242,16 +242,7 @@ fn fill(writer: &CheckpointWriter) -> Result<()> {
         Ok(())
     };
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    std::thread::scope(|scope| {
-        let workers: Vec<_> = (0..threads.clamp(1, MAX_THREADS))
-            .map(|_| scope.spawn(work))
-            .collect();
-        workers.into_iter().try_for_each(|worker| {
-            worker
-                .join()
-                .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-        })
-    })
+    in_parallel(threads.clamp(1, MAX_THREADS), work)
 }
 
 fn fill_tensor(sink: &mut TensorSink<'_>, chunk: &mut [u8]) -> Result<()> {

@@ -17,7 +17,7 @@ use super::target::METADATA_FILE;
 use crate::converters::OutputPlan;
 use crate::converters::folder::OutputFolder;
 use crate::error::{Error, ErrorKind, Result};
-use crate::formats::serverlessllm::INDEX_FILE;
+use crate::formats::serverlessllm::{INDEX_FILE, is_partition_file};
 use crate::formats::{INCOMPLETE_FILE, JOURNAL_FILE};
 
 /// Puts every file of `plan`, and `others` before its index, into place.
@@ -105,7 +105,7 @@ fn is_output(name: &str) -> bool {
     };
     name == INDEX_FILE
         || name == METADATA_FILE
-        || name.strip_prefix("tensor.data_").is_some_and(digits)
+        || is_partition_file(name)
         || name == "model.safetensors"
         || name == "model.safetensors.index.json"
         || is_shard(name)

@@ -83,6 +83,7 @@ mod tests {
             "pytorch_model.bin",
             ".gitattributes",
             ".x.json",
+            "onnx/config.json",
         ] {
             assert!(!is_companion(name), "{name}");
         }

@@ -14,6 +14,7 @@ use super::target::METADATA_FILE;
 use super::{Conversion, Piece, commit, journal, piece_bytes};
 use crate::checkpoint::pieces::{piece_number, rename_piece};
 use crate::converters::folder::OutputFolder;
+use crate::converters::in_parallel;
 use crate::error::{Error, ErrorKind, Result};
 use crate::formats::JOURNAL_FILE;
 use crate::load::{Digests, Loader, TensorStream};
@@ -297,19 +298,7 @@ fn for_each(
         }
         Ok(())
     };
-    std::thread::scope(|scope| {
-        let workers: Vec<_> = (0..cores.clamp(2, WRITERS))
-            .map(|_| scope.spawn(work))
-            .collect();
-        let outcomes: Vec<Result<()>> = workers
-            .into_iter()
-            .map(|worker| {
-                let joined = worker.join();
-                joined.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-            })
-            .collect();
-        outcomes.into_iter().collect()
-    })
+    in_parallel(cores.clamp(2, WRITERS), work)
 }
 
 /// Flushes and notes what arrives, until the last writer is gone, and then the rest.

@@ -1,15 +1,15 @@
 //! The files of an output until they have their names: `.NAME.part` beside their places, written at
 //! any offset from any thread, few of them open, flushed several at a time.
 
-use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::converters::folder::OutputFolder;
-use crate::converters::{OutputFile, write_all_at};
+use crate::converters::open_files::OpenFiles;
+use crate::converters::{OutputFile, in_parallel, write_all_at};
 use crate::error::{Error, Result};
 
 /// Descriptors that are open at most, however many files there are.
@@ -23,7 +23,7 @@ const FLUSHERS: usize = 8;
 pub(super) struct Parts<'a> {
     folder: &'a OutputFolder,
     parts: Vec<Part>,
-    open: Mutex<VecDeque<(usize, Arc<File>)>>,
+    open: OpenFiles,
     /// Parts stay when the output is not finished.
     keep: bool,
     /// Writes that still succeed, in tests.
@@ -73,7 +73,7 @@ impl<'a> Parts<'a> {
         Ok(Self {
             folder,
             parts,
-            open: Mutex::default(),
+            open: OpenFiles::new(MAX_OPEN_FILES),
             keep,
             #[cfg(test)]
             writes_left: Arc::new(i64::MAX.into()),
@@ -122,35 +122,11 @@ impl<'a> Parts<'a> {
         if dirty.len() < 2 {
             return work();
         }
-        std::thread::scope(|scope| {
-            let workers: Vec<_> = (0..FLUSHERS.min(dirty.len()))
-                .map(|_| scope.spawn(work))
-                .collect();
-            let outcomes: Vec<Result<()>> = workers
-                .into_iter()
-                .map(|worker| {
-                    let joined = worker.join();
-                    joined.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-                })
-                .collect();
-            outcomes.into_iter().collect()
-        })
+        in_parallel(FLUSHERS.min(dirty.len()), work)
     }
 
     fn handle(&self, file: usize) -> Result<Arc<File>> {
-        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(at) = open.iter().position(|entry| entry.0 == file)
-            && let Some(entry) = open.remove(at)
-        {
-            let handle = Arc::clone(&entry.1);
-            open.push_back(entry);
-            return Ok(handle);
-        }
-        let handle = Arc::new(self.folder.part(&self.parts[file].path, self.keep)?);
-        while open.len() >= MAX_OPEN_FILES {
-            open.pop_front();
-        }
-        open.push_back((file, Arc::clone(&handle)));
-        Ok(handle)
+        self.open
+            .get(file, || self.folder.part(&self.parts[file].path, self.keep))
     }
 }

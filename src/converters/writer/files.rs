@@ -1,14 +1,14 @@
 //! The data files of an output: under temporary names, few of them open, each flushed once.
 
-use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::converters::OutputPlan;
 use crate::converters::folder::{OutputFolder, TemporaryName};
+use crate::converters::open_files::OpenFiles;
 use crate::error::{Error, Result};
 
 /// Descriptors that are open at most, however many shards there are.
@@ -18,7 +18,7 @@ const MAX_OPEN_FILES: usize = 16;
 #[derive(Debug)]
 pub(super) struct DataFiles {
     files: Vec<DataFile>,
-    open: Mutex<VecDeque<(u32, Arc<File>)>>,
+    open: OpenFiles,
 }
 
 #[derive(Debug)]
@@ -50,7 +50,7 @@ impl DataFiles {
         }
         Ok(Self {
             files,
-            open: Mutex::default(),
+            open: OpenFiles::new(MAX_OPEN_FILES),
         })
     }
 
@@ -61,20 +61,8 @@ impl DataFiles {
 
     /// A file, open for writing.
     pub(super) fn open(&self, file: u32) -> Result<Arc<File>> {
-        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(at) = open.iter().position(|entry| entry.0 == file)
-            && let Some(entry) = open.remove(at)
-        {
-            let handle = Arc::clone(&entry.1);
-            open.push_back(entry);
-            return Ok(handle);
-        }
-        let handle = Arc::new(self.files[file as usize].name.open()?);
-        while open.len() >= MAX_OPEN_FILES {
-            open.pop_front();
-        }
-        open.push_back((file, Arc::clone(&handle)));
-        Ok(handle)
+        self.open
+            .get(file as usize, || self.files[file as usize].name.open())
     }
 
     /// A tensor of `len` bytes is complete. With the last one of a file the file is flushed, so
@@ -92,10 +80,7 @@ impl DataFiles {
         for file in 0..self.files.len() {
             self.sync(file as u32)?;
         }
-        self.open
-            .get_mut()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clear();
+        self.open.close_all();
         Ok(self.files.drain(..).map(|file| file.name).collect())
     }
 
@@ -108,8 +93,7 @@ impl DataFiles {
         let handle = self.open(file)?;
         name.sync(&handle)?;
         synced.store(true, Ordering::Release);
-        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        open.retain(|entry| entry.0 != file);
+        self.open.close(file as usize);
         Ok(())
     }
 }
