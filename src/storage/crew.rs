@@ -79,10 +79,14 @@ impl Crew {
             }),
             left: Condvar::new(),
         });
-        let helpers = Helpers { crew: self, call };
-        self.invite(&helpers.call);
+        let helpers = Helpers {
+            crew: self,
+            call: Arc::clone(&call),
+        };
+        self.invite(&call);
         lead(&helpers);
-        let panic = helpers.end();
+        drop(helpers);
+        let panic = call.lock().panic.take();
         if let Some(panic) = panic {
             resume_unwind(panic);
         }
@@ -211,9 +215,11 @@ impl Helpers<'_> {
         drop(seats);
         self.crew.invite(&self.call);
     }
+}
 
-    /// Waits for those at work; nobody else comes. The panic of one of them, if any.
-    fn end(&self) -> Option<Box<dyn Any + Send>> {
+impl Drop for Helpers<'_> {
+    /// Waits for those at work; nobody else comes. Also when the leader panics.
+    fn drop(&mut self) {
         self.crew
             .lock()
             .calls
@@ -228,14 +234,6 @@ impl Helpers<'_> {
                 .unwrap_or_else(PoisonError::into_inner);
         }
         seats.help = None;
-        seats.panic.take()
-    }
-}
-
-impl Drop for Helpers<'_> {
-    fn drop(&mut self) {
-        // Nothing to do after `end`; the leader's own panic comes here without it.
-        let _ = self.end();
     }
 }
 
