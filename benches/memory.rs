@@ -48,7 +48,7 @@ fn main() -> ExitCode {
                 ("eager", Taken::Eager, bytes + bytes / 50 + 64 * MIB),
                 ("stream", Taken::Stream(BUDGET), BUDGET + largest + 64 * MIB),
             ] {
-                let peak = peak_rss(&path, backend, taken);
+                let peak = peak_rss(&path, backend, &taken);
                 let ratio = peak as f64 / bytes as f64;
                 println!("{layout}\t{backend}\t{way}\t{bytes}\t{peak}\t{limit}\t{ratio:.3}");
                 broken += u32::from(peak > limit);

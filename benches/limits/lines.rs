@@ -320,7 +320,7 @@ pub fn peaks(bench: &mut Bench, checkpoint: &Checkpoint) {
     let bytes = checkpoint.total_bytes() as f64;
     let tensors = checkpoint.tensors().iter();
     let largest = tensors.map(|tensor| tensor.nbytes()).max().unwrap_or(0) as f64;
-    let peak = |taken| peak_rss(checkpoint.root(), BackendKind::Default, taken) as f64;
+    let peak = |taken| peak_rss(checkpoint.root(), BackendKind::Default, &taken) as f64;
     bench.count(
         "peak RSS of an eager load / (1.02 x bytes + 64 MiB)",
         || peak(Taken::Eager) / (1.02 * bytes + 64.0 * MIB),
