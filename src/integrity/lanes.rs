@@ -160,7 +160,56 @@ fn turns(checkpoint: &Checkpoint, positions: &[usize], shares: Shares) -> Vec<Tu
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
+    use crate::formats::Layout;
+    use crate::storage::{MemorySource, Source};
+
+    #[test]
+    fn every_byte_has_its_turn_in_the_one_lane_of_its_tensor() {
+        let lens = [100_000_u64, 5, 70_000, 1, 4096, 30_000, 4097];
+        let mut index = serde_json::Map::new();
+        let mut offset = 3;
+        for (number, len) in lens.iter().enumerate() {
+            let entry = serde_json::json!([offset, len, [len], [1], "torch.uint8", 0]);
+            index.insert(format!("t{number}"), entry);
+            offset += len;
+        }
+        let index = serde_json::Value::from(index).to_string();
+        let source = MemorySource::new("tensor.data_0", vec![0; offset as usize]);
+        let sources: Vec<Arc<dyn Source>> = vec![Arc::new(source)];
+        let layout = Layout::ServerlessLlm;
+        let checkpoint = Checkpoint::from_sources(layout, sources, Some(index.as_bytes())).unwrap();
+        let positions: Vec<usize> = (0..lens.len()).rev().collect();
+        for lanes in 1..9 {
+            let shares = Shares {
+                lanes,
+                piece: 4096,
+                stream: 1,
+            };
+            let mut under_way: HashMap<usize, Cut> = HashMap::new();
+            let mut ended = Vec::new();
+            for Turn { lane, cut, ends } in turns(&checkpoint, &positions, shares) {
+                assert!((lane as u64) < lanes && cut.len <= 4096);
+                let before = under_way.insert(lane, cut);
+                match before.filter(|before| before.tensor == cut.tensor) {
+                    Some(before) => assert_eq!(cut.at, before.at + before.len),
+                    None => assert!(cut.at == 0 && !ended.contains(&cut.tensor)),
+                }
+                let len = checkpoint.tensors()[cut.tensor].nbytes();
+                assert_eq!(ends, cut.at + cut.len == len);
+                if ends {
+                    ended.push(cut.tensor);
+                }
+            }
+            ended.sort_unstable();
+            assert!(
+                ended.iter().copied().eq(0..lens.len()),
+                "{lanes}: {ended:?}"
+            );
+        }
+    }
 
     #[test]
     fn what_is_taken_and_what_is_read_fit_into_the_budget() {
