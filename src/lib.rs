@@ -23,8 +23,8 @@
 //!   `hf_model`.
 //! - `io-uring` (default): the Linux io_uring backend. Without it, or elsewhere, choosing that
 //!   backend is an error and [`BackendKind::Default`] does without.
-//! - `digest`: tensors that carry the SHA-256 of their bytes, with [`Loader::digests`]; `compare` of
-//!   two checkpoints, and conversions that are verified.
+//! - `digest`: tensors that carry the SHA-256 of their bytes, with [`Loader::digests`]; digests,
+//!   manifests, verifying and comparing of checkpoints, in `integrity`; conversions that are verified.
 #![deny(unsafe_code)]
 
 /// The examples of the README, compiled.
@@ -33,8 +33,6 @@
 struct Readme;
 
 mod checkpoint;
-#[cfg(feature = "digest")]
-mod compare;
 mod dtype;
 mod engine;
 mod error;
@@ -54,6 +52,8 @@ pub mod formats;
 pub mod fuzz_bodies;
 #[cfg(feature = "hub")]
 pub mod hf_model;
+#[cfg(feature = "digest")]
+pub mod integrity;
 pub mod plan;
 pub mod sample;
 pub mod storage;
@@ -61,8 +61,6 @@ pub mod text;
 pub mod trace;
 
 pub use checkpoint::{Checkpoint, OpenOptions};
-#[cfg(feature = "digest")]
-pub use compare::{CompareOptions, Comparison, Difference, What, compare};
 pub use dtype::Dtype;
 pub use engine::Engine;
 pub use error::{Error, ErrorKind, Result};

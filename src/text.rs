@@ -5,8 +5,11 @@
 //! through here; what is written for programs (JSON) stays exact.
 
 use std::borrow::Cow;
+use std::error::Error as StdError;
 use std::fmt;
 use std::path::Path;
+
+use crate::error::Error;
 
 /// Characters of a name that are shown; longer ones lose their middle.
 const NAME_CHARS: usize = 200;
@@ -59,6 +62,37 @@ pub fn message(text: &str) -> Cow<'_, str> {
         Cow::Borrowed(_) => text,
         Cow::Owned(escaped) => escaped.into(),
     }
+}
+
+/// An error, its causes and what to do, in one line without repetition.
+pub fn chain(error: &(dyn StdError + 'static)) -> String {
+    let mut line = String::new();
+    let mut remedy = None;
+    let mut next = Some(error);
+    while let Some(cause) = next {
+        next = cause.source();
+        let shown = match cause.downcast_ref::<Error>() {
+            Some(error) => {
+                remedy = remedy.or(Some(error.remedy()));
+                format!("{error:#}")
+            }
+            // Errors of others may quote what came out of a file.
+            None => message(&cause.to_string()).into_owned(),
+        };
+        // Wrappers may quote their source.
+        if line.is_empty() {
+            line = shown;
+        } else if !line.ends_with(&shown) {
+            line.push_str(": ");
+            line.push_str(&shown);
+        }
+    }
+    // The outermost error of ours knows what to do, or that nothing is known.
+    if let Some(remedy) = remedy.flatten() {
+        line.push_str("; ");
+        line.push_str(&message(remedy));
+    }
+    line
 }
 
 /// `1 file`, `2 files`.
@@ -160,6 +194,17 @@ mod tests {
         assert!(message(&long).len() < 4000);
         let fits = "é".repeat(NAME_CHARS);
         assert_eq!(name(&fits), fits);
+    }
+
+    #[test]
+    fn chains_are_one_line_with_the_remedy_at_its_end() {
+        let cause = std::io::Error::other("disk\non fire");
+        let error = Error::io("read", Path::new("a.bin"), cause).help("check the disk");
+        let line = "a.bin: cannot read: disk on fire; check the disk";
+        assert_eq!(chain(&error), line);
+        let outer = Error::new(crate::ErrorKind::Io, "the load failed").because(error);
+        let line = "the load failed: a.bin: cannot read: disk on fire";
+        assert_eq!(chain(&outer), line);
     }
 
     #[test]

@@ -8,10 +8,11 @@ use std::time::Instant;
 use anyhow::{Result, bail};
 use clap::Args;
 use tensora::facts::{IoUringAvailability, process};
+use tensora::integrity::Entries;
 use tensora::{BackendKind, ErrorKind, Layout, Settings, text};
 
 use crate::args::Unknown;
-use crate::digest::{self, Digests};
+use crate::digest;
 use crate::measure::{Bench, Figures, Reader};
 use crate::model::{self, Choice, Subject};
 use crate::output;
@@ -112,7 +113,7 @@ enum Row {
 struct Shown {
     rows: Vec<(Layout, Scenario, Row)>,
     /// The digests that every load must have, and how many had them.
-    reference: Option<Digests>,
+    reference: Option<Entries>,
     equal: usize,
 }
 
@@ -220,7 +221,7 @@ impl Shown {
             }
         }
         if let Some(reference) = &self.reference {
-            let digest = digest::of_digests(reference).to_string();
+            let digest = digest::of_entries(reference).to_string();
             writeln!(
                 out,
                 "All bytes are equal: {} of {} with the SHA-256 digests of a plain read of the \
@@ -286,7 +287,7 @@ impl Row {
 }
 
 /// Fails with the first tensor that differs.
-fn expect_equal(expected: &Digests, found: &Digests, subject: &Subject, who: &str) -> Result<()> {
+fn expect_equal(expected: &Entries, found: &Entries, subject: &Subject, who: &str) -> Result<()> {
     if expected == found {
         return Ok(());
     }
@@ -362,7 +363,7 @@ fn print_next(out: &mut dyn Write, args: &Demo) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::digest::Entry;
+    use tensora::integrity::{Entry, Sha256};
 
     #[test]
     fn scenarios_have_the_names_that_they_print() {
@@ -388,9 +389,9 @@ mod tests {
             dtype: tensora::Dtype::U8,
             shape: [2].into(),
             nbytes: 2,
-            sha256: digest::Sha::of(bytes),
+            sha256: Sha256::of(bytes),
         };
-        let digests = |tensors: &[(&str, &[u8])]| -> Digests {
+        let digests = |tensors: &[(&str, &[u8])]| -> Entries {
             let entries = tensors.iter();
             entries
                 .map(|&(name, bytes)| (name.into(), entry(bytes)))
@@ -401,7 +402,7 @@ mod tests {
             layout: Layout::SafeTensors,
         };
         let expected = digests(&[("a", b"12"), ("b", b"34")]);
-        let check = |found: &Digests| expect_equal(&expected, found, &subject, "mmap");
+        let check = |found: &Entries| expect_equal(&expected, found, &subject, "mmap");
         assert!(check(&expected.clone()).is_ok());
         for (found, what) in [
             (

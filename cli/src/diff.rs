@@ -6,7 +6,8 @@ use std::path::PathBuf;
 use anyhow::{Result, bail};
 use clap::Args;
 use serde::Serialize;
-use tensora::{CompareOptions, Comparison, What, compare, text};
+use tensora::integrity::{CompareOptions, Comparison, Difference, What, compare};
+use tensora::text;
 
 use crate::args::Backend;
 use crate::hub::Hub;
@@ -43,7 +44,7 @@ struct Report<'a> {
     compared_bytes: u64,
     only_in_a: &'a [Box<str>],
     only_in_b: &'a [Box<str>],
-    differing: &'a [tensora::Difference],
+    differing: &'a [Difference],
 }
 
 pub fn run(args: &Diff, out: &mut dyn Write) -> Result<()> {

@@ -43,26 +43,7 @@ fn library_error(error: &anyhow::Error) -> Option<&tensora::Error> {
 
 /// An error, its causes and what to do, in one line without repetition.
 pub fn chain(error: &anyhow::Error) -> String {
-    let mut line = String::new();
-    for cause in error.chain() {
-        let cause_text = match cause.downcast_ref::<tensora::Error>() {
-            Some(error) => format!("{error:#}"),
-            // Errors of others may quote what came out of a file.
-            None => text::message(&cause.to_string()).into_owned(),
-        };
-        // Wrappers of other crates may quote their source.
-        if line.is_empty() {
-            line = cause_text;
-        } else if !line.ends_with(&cause_text) {
-            line.push_str(": ");
-            line.push_str(&cause_text);
-        }
-    }
-    if let Some(remedy) = library_error(error).and_then(tensora::Error::remedy) {
-        line.push_str("; ");
-        line.push_str(&text::message(remedy));
-    }
-    line
+    text::chain(error.as_ref())
 }
 
 #[cfg(test)]

@@ -6,12 +6,11 @@ use std::path::PathBuf;
 use anyhow::Result;
 use clap::Args;
 use serde::Serialize;
-use tensora::Loader;
+use tensora::integrity::{Entry, HashOptions, Manifest};
 use tensora::text::plain;
+use tensora::{Settings, integrity};
 
 use crate::args::{Backend, Tuning};
-use crate::digest::{Digests, Entry};
-use crate::manifest;
 use crate::model::Named;
 use crate::output;
 use crate::progress::Progress;
@@ -51,22 +50,25 @@ struct Line<'a> {
 pub fn run(args: &Hash, out: &mut dyn Write) -> Result<()> {
     let trace = args.trace.open()?;
     let (_, checkpoint) = args.named.open()?;
-    let mut loader = checkpoint
-        .loader()
-        .settings(args.tuning.settings(args.backend.kind)?)
-        .budget(args.budget);
-    if let Some(file) = &trace {
-        loader = loader.trace(file.trace());
-    }
-    let digests = digests(loader, checkpoint.total_bytes())?;
+    let options = HashOptions {
+        settings: Settings {
+            budget: Some(args.budget),
+            ..args.tuning.settings(args.backend.kind)?
+        },
+        trace: trace.as_ref().map(|file| file.trace().clone()),
+        ..HashOptions::default()
+    };
+    let progress = Progress::bytes("hashing", checkpoint.total_bytes());
+    let entries = integrity::hash(&checkpoint, &options, &|bytes| progress.add(bytes))?;
+    drop(progress);
     trace.map_or(Ok(()), |file| file.finish())?;
     if let Some(path) = &args.manifest {
-        manifest::write(path, &digests)?;
-        let count = output::counted(digests.len() as u64, "tensor");
+        let count = output::counted(entries.len() as u64, "tensor");
+        Manifest::new(entries).write(path)?;
         writeln!(out, "{}: {count}", tensora::text::path(path))?;
         return Ok(());
     }
-    for (name, entry) in &digests {
+    for (name, entry) in &entries {
         if args.json {
             serde_json::to_writer(&mut *out, &Line { name, entry })?;
             writeln!(out)?;
@@ -81,16 +83,4 @@ pub fn run(args: &Hash, out: &mut dyn Write) -> Result<()> {
         }
     }
     Ok(())
-}
-
-/// The digests of everything that `loader` selects, hashed on every core while the rest is read.
-pub fn digests(loader: Loader, total_bytes: u64) -> tensora::Result<Digests> {
-    let progress = Progress::bytes("hashing", total_bytes);
-    let mut digests = Digests::new();
-    for tensor in loader.digests(tensora::Digests::Sha256).stream()? {
-        let tensor = tensor?;
-        digests.insert(tensor.name().into(), Entry::of(&tensor));
-        progress.add(tensor.nbytes() as u64);
-    }
-    Ok(digests)
 }

@@ -13,7 +13,6 @@ mod digest;
 mod failure;
 mod folders;
 mod hub;
-mod manifest;
 mod measure;
 mod model;
 mod output;

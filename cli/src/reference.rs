@@ -5,14 +5,15 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use tensora::integrity::{Entries, Entry, Sha256};
 use tensora::storage::Source;
 use tensora::{Checkpoint, Error, ErrorKind, Result, TensorMeta, contiguous_strides};
 
-use crate::digest::{self, Digests, Entry, Sha};
+use crate::digest;
 
 /// Digests of all tensors, one file after the other.
-pub fn digests(checkpoint: &Checkpoint) -> Result<Digests> {
-    let digests = Mutex::new(Digests::new());
+pub fn digests(checkpoint: &Checkpoint) -> Result<Entries> {
+    let digests = Mutex::new(Entries::new());
     for (number, source) in checkpoint.sources().iter().enumerate() {
         let home = |tensor: &&TensorMeta| {
             tensor
@@ -35,7 +36,7 @@ pub fn digests(checkpoint: &Checkpoint) -> Result<Digests> {
                         dtype: tensor.dtype,
                         shape: tensor.shape.as_slice().into(),
                         nbytes: bytes.len() as u64,
-                        sha256: Sha::of(&bytes),
+                        sha256: Sha256::of(&bytes),
                     };
                     digest::insert(&digests, &tensor.name, entry);
                 }

@@ -379,6 +379,56 @@ fn memory_is_bounded_by_the_budget_and_not_by_the_largest_tensor() {
     }
 }
 
+#[cfg(target_os = "linux")]
+#[test]
+fn hashing_is_bounded_by_the_budget_and_finds_the_last_byte_of_a_large_tensor() {
+    let sandbox = Sandbox::new();
+    let args = ["sample", "a", "--size", "160MiB", "--tensors", "1"];
+    sandbox.run("tensora", &args);
+    sandbox.run("tensora", &["hash", "a", "--manifest", "a.json"]);
+    for backend in ["sync", "async", "mmap"] {
+        for words in [&["hash"][..], &["verify", "--manifest", "a.json"]] {
+            let mut command = sandbox.std_program("tensora");
+            command.args(words);
+            command.args(["a", "--budget", "16MiB", "-b", backend]);
+            let bytes = peak(command);
+            // The budget, a chunk, and what the program takes by itself.
+            assert!(bytes < (16 + 8 + 64) << 20, "{words:?}, {backend}: {bytes}");
+            assert!(bytes > 1 << 20, "{words:?}, {backend}: it was not seen");
+        }
+    }
+    let all = sandbox.json_lines("tensora", &["hash", "a", "--json", "--budget", "16MiB"]);
+    assert_eq!(
+        all.len(),
+        1,
+        "one tensor, and larger than what it was hashed with"
+    );
+    assert!(all[0]["nbytes"].as_u64().unwrap() > 150 << 20);
+
+    let files = names(&sandbox.path("a"));
+    let file = files.iter().find(|name| name.ends_with(".safetensors"));
+    let path = sandbox.path("a").join(file.unwrap());
+    let mut bytes = std::fs::read(&path).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    std::fs::write(&path, bytes).unwrap();
+    let args = [
+        "verify",
+        "a",
+        "--manifest",
+        "a.json",
+        "--budget",
+        "16MiB",
+        "--json",
+    ];
+    let output = sandbox.program("tensora").args(args).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(json["problems"].as_array().unwrap().len(), 1);
+    assert_eq!(json["problems"][0]["tensor"], all[0]["name"]);
+    let problem = json["problems"][0]["problem"].as_str().unwrap();
+    assert!(problem.contains("its bytes hash to"), "{problem}");
+}
+
 #[test]
 fn completions_know_every_command() {
     let sandbox = Sandbox::new();
