@@ -4,6 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use clap::Args;
+use tensora::formats::serverlessllm::Dialect;
 use tensora::{AccessMode, BackendKind, Settings};
 
 use crate::failure::Usage;
@@ -88,6 +89,32 @@ impl FromStr for Access {
                 known: "auto, buffered, direct",
             }),
         }
+    }
+}
+
+/// [`Dialect`] by name.
+#[derive(Debug, Clone, Copy)]
+pub struct DialectName(pub Dialect);
+
+impl fmt::Display for DialectName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.0 {
+            Dialect::Local => "tensora",
+            Dialect::Global => "store",
+        })
+    }
+}
+
+impl FromStr for DialectName {
+    type Err = Unknown;
+
+    fn from_str(name: &str) -> Result<Self, Unknown> {
+        let known = [Dialect::Local, Dialect::Global].map(Self);
+        let found = known.into_iter().find(|known| known.to_string() == name);
+        found.ok_or_else(|| Unknown {
+            name: name.to_owned(),
+            known: "tensora, store",
+        })
     }
 }
 

@@ -9,7 +9,7 @@ use serde::Serialize;
 use tensora::hf_model::{CachedModel, HubCache};
 use tensora::text;
 
-use crate::cache::{self, Copied};
+use crate::copies::{self, Copied};
 use crate::{output, size};
 
 /// List the models in the Hub cache, and their converted copies, with sizes.
@@ -77,7 +77,7 @@ pub fn run(args: &Cache, out: &mut dyn Write) -> Result<()> {
         hub: hub.root().to_owned(),
         bytes: models.iter().map(|model| model.bytes).sum(),
         models,
-        converted: cache::copies()?,
+        converted: copies::list()?,
     };
     if args.json {
         return output::json_line(out, &report);
@@ -117,12 +117,28 @@ pub fn run(args: &Cache, out: &mut dyn Write) -> Result<()> {
     }
     if !report.converted.is_empty() {
         writeln!(out)?;
-        let mut table = output::table(&["converted", "commit", "size", "path"], &[2]);
+        let headings = [
+            "converted",
+            "commit",
+            "dialect",
+            "partitions",
+            "size",
+            "copy",
+            "path",
+        ];
+        let mut table = output::table(&headings, &[3, 4]);
         for copy in &report.converted {
             table.add_row([
                 text::name(&copy.id).into_owned(),
                 text::name(short(&copy.commit)).into_owned(),
+                text::name(copy.dialect.as_deref().unwrap_or_default()).into_owned(),
+                copy.partitions
+                    .map_or_else(String::new, |count| count.to_string()),
                 size::bytes(copy.bytes),
+                match copy.complete {
+                    true => "complete".to_owned(),
+                    false => "not complete".to_owned(),
+                },
                 text::path(&copy.path),
             ]);
         }

@@ -34,6 +34,14 @@ impl Unfinished {
         Ok(Self(folder))
     }
 
+    /// Makes and locks `folder`; `None` while another process writes into it.
+    pub fn try_claim(folder: &Path) -> tensora::Result<Option<Self>> {
+        let mut unfinished = lock();
+        let folder = OutputFolder::try_claim(folder)?;
+        unfinished.extend(folder.clone());
+        Ok(folder.map(Self))
+    }
+
     /// The output is complete and stays.
     pub fn keep(self) -> tensora::Result<()> {
         self.release(|_| Ok(()))

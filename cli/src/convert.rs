@@ -4,7 +4,6 @@
 
 use std::io::Write;
 use std::path::PathBuf;
-use std::str::FromStr;
 
 use anyhow::Result;
 use clap::Args;
@@ -12,7 +11,7 @@ use tensora::converters::{Conversion, ConvertOptions};
 use tensora::formats::serverlessllm::Dialect;
 use tensora::{BackendKind, Layout};
 
-use crate::args::Unknown;
+use crate::args::DialectName;
 use crate::cleanup::Unfinished;
 use crate::model::Named;
 use crate::progress::Progress;
@@ -59,25 +58,6 @@ pub struct Convert {
     /// One JSON object that says what was written
     #[arg(long)]
     json: bool,
-}
-
-/// [`Dialect`] by name.
-#[derive(Debug, Clone, Copy)]
-struct DialectName(Dialect);
-
-impl FromStr for DialectName {
-    type Err = Unknown;
-
-    fn from_str(name: &str) -> Result<Self, Unknown> {
-        match name {
-            "tensora" => Ok(Self(Dialect::Local)),
-            "store" => Ok(Self(Dialect::Global)),
-            _ => Err(Unknown {
-                name: name.to_owned(),
-                known: "tensora, store",
-            }),
-        }
-    }
 }
 
 pub fn run(args: &Convert, out: &mut dyn Write) -> Result<()> {

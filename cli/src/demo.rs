@@ -21,7 +21,8 @@ use crate::{reference, size};
 
 /// Load a checkpoint with every backend, and prove that all bytes are equal.
 ///
-/// Without arguments a sample is made, once, and loaded in both layouts.
+/// Without arguments a sample is made, once, and loaded in both layouts. Of a model of the Hub a copy in
+/// the ServerlessLLM layout is made once, where that is asked for.
 #[derive(Debug, Args)]
 pub struct Demo {
     /// safetensors or serverlessllm; both when it is left out

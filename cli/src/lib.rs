@@ -8,6 +8,7 @@ mod args;
 mod cache;
 mod cleanup;
 mod config;
+mod copies;
 mod date;
 mod digest;
 mod failure;

@@ -4,12 +4,12 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
 use clap::Args;
-use tensora::converters::RECOMMENDED_PARTITION_BYTES;
+use tensora::formats::serverlessllm::{Dialect, INDEX_FILE};
 use tensora::{Checkpoint, Layout, text};
 
 use crate::failure::Usage;
 use crate::hub::{self, Hub};
-use crate::{cache, config, output, samples, size};
+use crate::{config, copies, output, samples, size};
 
 /// Size of the sample that is taken where nothing else is chosen.
 const SAMPLE_BYTES: u64 = 256 << 20;
@@ -142,39 +142,18 @@ pub fn open(path: &Path, layout: Option<Layout>) -> tensora::Result<Checkpoint> 
 }
 
 /// The folder of model `id` in `layout`: its snapshot or, where that has another layout, the
-/// converted copy in our cache.
+/// converted copy in our cache, which is made when it is not there yet.
 fn model(id: &str, hub: &Hub, layout: Layout) -> Result<PathBuf> {
     let is_path = hub::is_path(Path::new(id));
     let snapshot = hub.find(Path::new(id), |pull| pull)?;
-    let index = tensora::formats::serverlessllm::INDEX_FILE;
     if is_path {
         return in_layout(&snapshot, layout);
     }
-    if layout != Layout::ServerlessLlm || snapshot.join(index).exists() {
+    if layout != Layout::ServerlessLlm || snapshot.join(INDEX_FILE).exists() {
         return Ok(snapshot);
     }
     let original = open(&snapshot, Some(Layout::SafeTensors))?;
-    let partitions = original.total_bytes().div_ceil(RECOMMENDED_PARTITION_BYTES);
-    let copy = cache::converted(id, &snapshot, partitions.max(1))?;
-    let objection = match copy.exists() {
-        true => cache::objection(&copy, &original),
-        false => Some("it has not been made".to_owned()),
-    };
-    let Some(objection) = objection else {
-        return Ok(copy);
-    };
-    let mut words = vec![id.to_owned(), copy.to_string_lossy().into_owned()];
-    if copy.exists() {
-        words.push("--force".to_owned());
-    }
-    if let Some(revision) = hub.revision() {
-        words.extend(["--revision".to_owned(), revision.to_owned()]);
-    }
-    bail!(
-        "{id} has no copy in the ServerlessLLM layout at {}: {objection}; make one with: {}",
-        text::path(&copy),
-        invocation("convert", &words),
-    )
+    copies::cached(id, &snapshot, Dialect::Local, &original)
 }
 
 /// The path, unless it is that of a SafeTensors folder where ServerlessLLM is wanted: that is a

@@ -31,7 +31,7 @@ pub struct Profile {
 enum What {
     /// Measure loads of a SafeTensors checkpoint
     Safetensors(Loads),
-    /// Measure loads of a ServerlessLLM checkpoint
+    /// Measure loads of a ServerlessLLM checkpoint; of a model of the Hub a copy is made once
     Serverlessllm(Loads),
     /// Show what this machine can do
     Capabilities(Capabilities),

@@ -7,7 +7,7 @@ use std::time::SystemTime;
 use anyhow::Result;
 use tensora::converters::{OutputFolder, OutputTensor};
 use tensora::sample::{SampleSpec, write_sample_in};
-use tensora::{Checkpoint, Error, ErrorKind, Layout};
+use tensora::{Checkpoint, Error, Layout};
 
 use crate::cleanup::Unfinished;
 use crate::progress::Progress;
@@ -22,16 +22,7 @@ pub fn cached(total_bytes: u64, layout: Layout) -> Result<PathBuf> {
         ..SampleSpec::default()
     };
     let parent = cache::root()?.join("samples").join(key(&spec));
-    Ok(
-        in_folder(&parent, &spec).map_err(|error| {
-            match error.kind() {
-        ErrorKind::Io => error.help(
-            "set TENSORA_CACHE_DIR to a folder that you may write to, on a disk with enough space",
-        ),
-        _ => error,
-    }
-        })?,
-    )
+    Ok(in_folder(&parent, &spec).map_err(cache::advise)?)
 }
 
 fn in_folder(parent: &Path, spec: &SampleSpec) -> tensora::Result<PathBuf> {

@@ -4,13 +4,15 @@
 #![cfg(unix)]
 
 mod common;
+#[path = "common/disks.rs"]
+mod disks;
 
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use common::{Sandbox, names, send, wait};
+use disks::{ReadOnly, SmallDisk};
 
 /// A number from 0 to `below`, from a sequence that is the same every time.
 struct Dice(u64);
@@ -140,24 +142,6 @@ fn a_kill_while_a_checkpoint_is_replaced_leaves_the_old_or_the_new_or_neither() 
     }
 }
 
-/// A small tmpfs, where this may be mounted.
-struct SmallDisk(std::path::PathBuf);
-
-impl SmallDisk {
-    fn mount(at: &Path, bytes: u64) -> Option<Self> {
-        std::fs::create_dir_all(at).unwrap();
-        let size = format!("size={bytes}");
-        let options = ["-t", "tmpfs", "-o", &size, "tmpfs"];
-        run_quietly(Command::new("mount").args(options).arg(at)).then(|| Self(at.to_owned()))
-    }
-}
-
-impl Drop for SmallDisk {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg(&self.0).status();
-    }
-}
-
 #[test]
 fn a_full_disk_leaves_no_junk() {
     let sandbox = Sandbox::new();
@@ -224,26 +208,13 @@ fn a_folder_that_may_not_be_written_to_is_named_and_left() {
     sandbox.sample("a", "safetensors");
     let locked = sandbox.path("locked");
     std::fs::create_dir(&locked).unwrap();
-    std::fs::set_permissions(&locked, std::fs::Permissions::from_mode(0o555)).unwrap();
-    // Root may write whatever the permissions say, but not to what is mounted read-only.
-    let mut disk = None;
-    if std::fs::write(locked.join("probe"), b"").is_ok() {
-        disk = SmallDisk::mount(&locked, 1 << 20);
-        let options = ["-o", "remount,ro"];
-        if disk.is_none() || !run_quietly(Command::new("mount").args(options).arg(&locked)) {
-            println!("skipped: permissions do not bind this user, and nothing can be mounted");
-            return;
-        }
-    }
+    let Some(_locked) = ReadOnly::make(&locked) else {
+        println!("skipped: permissions do not bind this user, and nothing can be mounted");
+        return;
+    };
     let error = sandbox.fail(1, "convert", &["a", "locked/out"]);
     assert!(error.contains("locked"), "{error}");
     assert!(names(&locked).is_empty());
-    drop(disk);
-}
-
-fn run_quietly(command: &mut Command) -> bool {
-    let status = command.stderr(Stdio::null()).status();
-    status.is_ok_and(|status| status.success())
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{COMMIT, Sandbox, names};
+use common::{Sandbox, names};
 
 const ID: &str = "Qwen/Qwen3-0.6B";
 
@@ -49,52 +49,19 @@ fn the_commands_of_the_instructions_work_on_the_hub_cache() {
     assert!(text.contains("All bytes are equal") && text.contains("default for safetensors chose"));
 }
 
-/// An index that is there proves nothing.
-fn a_damaged_copy_is_made_again(sandbox: &Sandbox) {
-    let cache = sandbox.path("cache");
-    let copy = cache.join(&names(&cache)[0]).join("serverlessllm");
-    assert!(copy.to_str().unwrap().contains("+tensora-1"), "{copy:?}");
-    let data = std::fs::File::options()
-        .write(true)
-        .open(copy.join("tensor.data_0"));
-    data.unwrap().set_len(100).unwrap();
-    let args = ["serverlessllm", "sync", "--model-id", ID];
-    let error = sandbox.fail(1, "profile", &args);
-    assert!(error.contains("100 bytes"), "{error}");
-    let (_, command) = error.trim_end().split_once("convert ").unwrap();
-    sandbox.run("convert", &words(command.trim_start_matches("-- ")));
-    sandbox.run("profile", &args);
-}
-
 #[test]
-fn a_model_without_a_converted_copy_says_how_to_make_one() {
+fn a_path_in_the_other_layout_says_how_to_convert_it() {
     let sandbox = Sandbox::new();
-    sandbox.cached_model(ID);
-    for program in [("profile", "sync"), ("demo", "sync")] {
-        let args = ["serverlessllm", program.1, "--model-id", ID];
-        let error = sandbox.fail(1, program.0, &args);
-        let (_, command) = error.trim_end().split_once("make one with: ").unwrap();
-        assert!(command.contains(COMMIT), "{command}");
-        if program.0 == "profile" {
-            let (_, args) = command.split_once("convert ").unwrap();
-            sandbox.run("convert", &words(args.trim_start_matches("-- ")));
-            assert!(
-                sandbox
-                    .run("profile", &["serverlessllm", "sync", "--model-id", ID])
-                    .contains("serverlessllm")
-            );
-            a_damaged_copy_is_made_again(&sandbox);
-            std::fs::remove_dir_all(sandbox.path("cache")).unwrap();
-        }
+    sandbox.sample("a", "safetensors");
+    for program in ["profile", "demo"] {
+        let args = ["serverlessllm", "sync", "--path", "a"];
+        let error = sandbox.fail(1, program, &args);
+        assert!(
+            error.contains("convert") && error.contains("a OUT"),
+            "{error}"
+        );
+        assert!(!sandbox.path("cache").exists());
     }
-    let snapshot = sandbox.sample("a", "safetensors");
-    let args = [
-        "serverlessllm",
-        "sync",
-        "--path",
-        snapshot.to_str().unwrap(),
-    ];
-    assert!(sandbox.fail(1, "profile", &args).contains("convert"));
 }
 
 #[test]

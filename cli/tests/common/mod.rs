@@ -85,23 +85,30 @@ impl Sandbox {
         self.path(name)
     }
 
-    /// A model in the Hub cache, as the Hub's own tools leave it: links from the snapshot to blobs.
+    /// A model of some MiB in the Hub cache.
     pub fn cached_model(&self, id: &str) -> PathBuf {
+        self.cached_snapshot(id, COMMIT, "3MiB")
+    }
+
+    /// A commit of a model in the Hub cache, as the Hub's own tools leave it: links from the snapshot
+    /// to blobs. From now on `main` is this commit.
+    pub fn cached_snapshot(&self, id: &str, commit: &str, size: &str) -> PathBuf {
         let model = self
             .path("hub")
             .join(format!("models--{}", id.replace('/', "--")));
-        let (blobs, snapshot) = (model.join("blobs"), model.join("snapshots").join(COMMIT));
+        let (blobs, snapshot) = (model.join("blobs"), model.join("snapshots").join(commit));
         std::fs::create_dir_all(model.join("refs")).unwrap();
         std::fs::create_dir_all(&blobs).unwrap();
-        std::fs::write(model.join("refs/main"), COMMIT).unwrap();
+        std::fs::write(model.join("refs/main"), commit).unwrap();
         self.run(
             "tensora",
-            &["sample", snapshot.to_str().unwrap(), "--size", "3MiB"],
+            &["sample", snapshot.to_str().unwrap(), "--size", size],
         );
         #[cfg(unix)]
         for entry in std::fs::read_dir(&snapshot).unwrap() {
             let file = entry.unwrap().path();
-            let blob = format!("blob-of-{}", file.file_name().unwrap().to_str().unwrap());
+            let name = file.file_name().unwrap().to_str().unwrap();
+            let blob = format!("blob-of-{commit}-{name}");
             std::fs::rename(&file, blobs.join(&blob)).unwrap();
             std::os::unix::fs::symlink(Path::new("../../blobs").join(blob), &file).unwrap();
         }

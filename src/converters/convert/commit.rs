@@ -62,6 +62,24 @@ pub(super) fn commit(folder: &OutputFolder, plan: &OutputPlan, others: &[String]
     folder.sync_itself()
 }
 
+/// Whether everything that a commit was interrupted with still lies in the folder, as parts or in
+/// place, as far as lengths tell.
+pub(super) fn is_all_there(folder: &Path, plan: &OutputPlan, others: &[String]) -> bool {
+    let len = |name: &str| {
+        let part = part_path(folder, name).metadata();
+        let found = part.or_else(|_| folder.join(name).metadata());
+        found.ok().map(|found| found.len())
+    };
+    let index = plan.index.iter();
+    plan.files
+        .iter()
+        .all(|file| len(&file.name) == Some(file.len))
+        && index
+            .map(|index| &index.name)
+            .chain(others)
+            .all(|name| len(name).is_some())
+}
+
 /// Removes parts and journals of an earlier conversion that is not continued.
 pub(super) fn forget_earlier(folder: &Path) -> Result<()> {
     for name in names(folder)? {

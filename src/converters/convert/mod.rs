@@ -301,7 +301,11 @@ impl Conversion {
         }
         let mark = path.join(INCOMPLETE_FILE);
         let count = self.pieces.len();
-        let marked = keep && journal::read(&mark, self.fingerprint, count).is_some();
+        // A journal beside the mark is of a later run, which has its own parts.
+        let marked = keep
+            && path.join(JOURNAL_FILE).symlink_metadata().is_err()
+            && journal::read(&mark, self.fingerprint, count).is_some()
+            && commit::is_all_there(path, &self.target.plan, &others);
         let complete = keep && !marked && self.is_complete(path);
         if keep {
             folder.sync_itself()?;

@@ -404,6 +404,41 @@ fn a_crash_after_each_step_of_the_commit_is_refused_by_name_and_continued() {
     }
 }
 
+#[test]
+fn a_commit_that_lost_a_file_or_is_older_than_a_journal_begins_anew() {
+    let scratch = tempfile::tempdir().unwrap();
+    let source = sample(&scratch.path().join("a"), &torch_dtypes());
+    let resume = ConvertOptions {
+        partitions: Some(3),
+        resume: true,
+        ..small()
+    };
+    let wanted = scratch.path().join("wanted");
+    convert(&source, &wanted, &resume).unwrap();
+    let print = Conversion::plan(&source, &resume).unwrap().fingerprint;
+    for lost in ["tensor.data_1", "tensor_index.json", "config.json", ""] {
+        let out = scratch.path().join(format!("without{lost}"));
+        std::fs::create_dir(&out).unwrap();
+        let mark = out.join(INCOMPLETE_FILE);
+        let mut file = std::fs::File::create(&mark).unwrap();
+        journal::begin(&mut file, &mark, print).unwrap();
+        for name in files(&wanted).into_keys().filter(|name| name != lost) {
+            std::fs::copy(wanted.join(&name), parts::part_path(&out, &name)).unwrap();
+        }
+        if lost.is_empty() {
+            // A run with other options came as far as to write other bytes.
+            let journal = out.join(JOURNAL_FILE);
+            let mut file = std::fs::File::create(&journal).unwrap();
+            journal::begin(&mut file, &journal, Fingerprint::new()).unwrap();
+            let part = parts::part_path(&out, "tensor.data_0");
+            let len = part.metadata().unwrap().len();
+            std::fs::write(part, vec![1; len as usize]).unwrap();
+        }
+        convert(&source, &out, &resume).unwrap();
+        assert_eq!(files(&out), files(&wanted));
+    }
+}
+
 #[cfg(feature = "digest")]
 #[test]
 fn verifying_finds_a_changed_byte_and_names_its_tensor() {

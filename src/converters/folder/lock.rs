@@ -7,7 +7,7 @@ use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 
 /// The lock file within the folder.
 pub(super) const NAME: &str = ".tensora.lock";
@@ -25,21 +25,15 @@ pub(super) struct FolderLock {
 }
 
 impl FolderLock {
-    /// Locks `folder`. `make` makes the folder where it does not exist, which may be more than
-    /// once: the last writer removes a folder that it had made.
+    /// Locks `folder`; `None` while another writer has the lock. `make` makes the folder where it
+    /// does not exist, which may be more than once: the last writer removes a folder that it had made.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] when another writer has the lock, [`ErrorKind::Io`], and
-    /// those of `make`.
-    pub(super) fn take(folder: &Path, mut make: impl FnMut() -> Result<()>) -> Result<Self> {
-        let busy = || {
-            Error::new(
-                ErrorKind::InvalidArgument,
-                "another process is writing into this folder",
-            )
-            .at(folder)
-            .help("choose another folder, or wait until it is done")
-        };
+    /// [`ErrorKind::Io`](crate::ErrorKind::Io), and those of `make`.
+    pub(super) fn take(
+        folder: &Path,
+        mut make: impl FnMut() -> Result<()>,
+    ) -> Result<Option<Self>> {
         let path = folder.join(NAME);
         for _ in 0..ATTEMPTS {
             make()?;
@@ -56,20 +50,20 @@ impl FolderLock {
                 // The last writer has removed the file after we had opened it, and whoever comes
                 // next makes and locks another one.
                 Ok(()) => continue,
-                Err(TryLockError::WouldBlock) => return Err(busy()),
+                Err(TryLockError::WouldBlock) => return Ok(None),
                 Err(TryLockError::Error(error)) if has_no_locks(&error) => {
                     tracing::warn!(folder = %folder.display(), "no locks here: {error}");
                     false
                 }
                 Err(TryLockError::Error(error)) => return Err(Error::io("lock", &path, error)),
             };
-            return Ok(Self {
+            return Ok(Some(Self {
                 _file: file,
                 path,
                 exclusive,
-            });
+            }));
         }
-        Err(busy())
+        Ok(None)
     }
 
     /// Whether nobody else can have it; not so on file systems without locks.

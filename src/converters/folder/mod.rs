@@ -70,19 +70,39 @@ impl OutputFolder {
     /// [`ErrorKind::InvalidArgument`] when somebody else is writing into the folder,
     /// [`ErrorKind::Io`] when it cannot be made or written to.
     pub fn claim(folder: impl Into<PathBuf>) -> Result<Self> {
+        let folder = folder.into();
+        Self::try_claim(&folder)?.ok_or_else(|| {
+            Error::new(
+                ErrorKind::InvalidArgument,
+                "another process is writing into this folder",
+            )
+            .at(folder)
+            .help("choose another folder, or wait until it is done")
+        })
+    }
+
+    /// As [`claim`](Self::claim), for whoever waits: `None` while somebody else is writing into the
+    /// folder.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Io`] when it cannot be made or written to.
+    pub fn try_claim(folder: impl Into<PathBuf>) -> Result<Option<Self>> {
         let folder = Self(Arc::new(Inner {
             path: folder.into(),
             state: Mutex::default(),
         }));
         let mut state = folder.state();
         let make = || state.made.make_folder(folder.path());
-        let lock = FolderLock::take(folder.path(), make)?;
+        let Some(lock) = FolderLock::take(folder.path(), make)? else {
+            drop(state);
+            return Ok(None);
+        };
         if lock.is_exclusive() {
             cleanup::remove_leftovers(folder.path());
         }
         state.lock = Some(lock);
         drop(state);
-        Ok(folder)
+        Ok(Some(folder))
     }
 
     /// As [`claim`](Self::claim), for a folder that must be empty. Names that begin with a dot do

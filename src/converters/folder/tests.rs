@@ -30,12 +30,14 @@ fn a_second_writer_is_refused_and_the_first_keeps_its_files() {
         assert_eq!(error.kind(), ErrorKind::InvalidArgument);
         assert_eq!(error.path(), Some(&*path));
     }
+    assert!(OutputFolder::try_claim(&path).unwrap().is_none());
     first.release(|_| Ok(())).unwrap();
     drop(first);
     assert_eq!(names(&path), ["one"]);
     let error = OutputFolder::claim_empty(&path).unwrap_err();
     assert!(error.to_string().contains("not empty"), "{error}");
     drop(OutputFolder::claim(&path).unwrap());
+    assert!(OutputFolder::try_claim(&path).unwrap().is_some());
     assert_eq!(names(&path), ["one"]);
 }
 
