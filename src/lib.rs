@@ -67,7 +67,7 @@ pub use error::{Error, ErrorKind, Result};
 pub use facts::Facts;
 pub use formats::{Layout, UnknownLayout};
 pub use load::{CancelToken, Digests, LazyTensors, LoadReport, Loader, TensorStream, Tensors};
-pub use plan::{PlanOptions, ReadPlan, Selection, Slice, Split};
+pub use plan::{PlanOptions, ReadPlan, Selection, Slice, Split, Steps};
 pub use policy::{Decision, Machine, Preset, Profile};
 pub use schedule::{Schedule, ScheduleExplanation};
 pub use settings::{AccessMode, Order, Settings};

@@ -141,6 +141,20 @@ impl Tensor {
             Some(data) => Arc::get_mut(data)?.bytes_mut(),
         }
     }
+
+    /// The address of the bytes, for holders outside of Rust: Python's buffer protocol, DLPack.
+    ///
+    /// Valid for [`nbytes`](Self::nbytes) bytes while the tensor or a clone of it lives; for a
+    /// tensor without bytes it dangles, aligned. Reading through it is sound while nobody writes.
+    /// Writing through it is sound only while no `&[u8]` of this tensor, of a clone, or of a tied
+    /// tensor that shares the memory is in use, on any thread. All of them see what was written; a
+    /// file never does, as mappings are private. A digest that the tensor carries stays as it was.
+    pub fn as_mut_ptr(&self) -> *mut u8 {
+        match &self.data {
+            None => NOTHING.0.as_ptr().cast_mut(),
+            Some(data) => data.as_mut_ptr(),
+        }
+    }
 }
 
 /// Where tensors without bytes are: nowhere, but aligned as any tensor may be asked to be.
@@ -175,6 +189,22 @@ pub fn contiguous_strides(shape: &[u64]) -> SmallVec<[u64; 4]> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::storage::region::Region;
+
+    #[test]
+    fn the_address_is_that_of_the_bytes() {
+        let data = Region::filled(4, |bytes| bytes.copy_from_slice(&[1, 2, 3, 4])).unwrap();
+        let mut tensor = Tensor::new("w".into(), Dtype::U8, [4].as_slice().into(), data);
+        let address = tensor.as_mut_ptr();
+        assert_eq!(address.cast_const(), tensor.bytes().as_ptr());
+        assert_eq!(tensor.clone().as_mut_ptr(), address);
+        tensor.bytes_mut().unwrap()[0] = 9;
+        assert_eq!(tensor.as_mut_ptr(), address);
+
+        let empty = Tensor::empty("e".into(), Dtype::F64, [0].as_slice().into());
+        assert_eq!(empty.as_mut_ptr().cast_const(), empty.bytes().as_ptr());
+        assert!(empty.as_mut_ptr().addr().is_multiple_of(4096));
+    }
 
     #[test]
     fn strides_are_row_major() {

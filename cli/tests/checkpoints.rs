@@ -126,6 +126,20 @@ fn a_plan_reads_no_data() {
     assert_eq!(json["schedule"]["decision"]["backend"], "sync");
     let json = plan(&["--slice", "m:w:0:1/4", "--select", "m:*"]);
     assert_eq!(json["plan"]["figures"]["needed_bytes"], 1_u64 << 38);
+    // Two of four rows, by name and by pattern; beyond the end there is nothing.
+    for steps in ["m:w:0:1::2", "m:*:0::99:2"] {
+        let json = plan(&["--slice", steps]);
+        assert_eq!(json["plan"]["figures"]["needed_bytes"], 1_u64 << 39);
+        assert_eq!(json["plan"]["figures"]["ranges"], 2);
+    }
+    for (steps, words) in [
+        ("m:w:2:::2", "no dimension 2"),
+        ("x*:0:::2", "x*"),
+        ("x:0:::2", "no tensor"),
+    ] {
+        let error = sandbox.fail(1, "tensora", &["plan", "m.safetensors", "--slice", steps]);
+        assert!(error.contains(words), "{error}");
+    }
     let text = sandbox.run(
         "tensora",
         &["plan", "m.safetensors", "--slice", "m:w:0:3/4"],

@@ -203,6 +203,31 @@ impl Delivery {
         }
     }
 
+    /// As [`take`](Self::take), but waits no longer than `timeout`; pending: nothing came.
+    pub(crate) fn take_within(&self, timeout: Duration) -> Poll<Option<Result<Parcel>>> {
+        // A time beyond what the clock counts is never reached.
+        let Some(deadline) = Instant::now().checked_add(timeout) else {
+            return Poll::Ready(self.take());
+        };
+        let mut state = self.lock();
+        loop {
+            if let Some(outcome) = self.next_of(&mut state) {
+                return Poll::Ready(outcome);
+            }
+            // Others may be woken, and the kernel may wake early: what counts is the clock.
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Poll::Pending;
+            }
+            state.blocked_takers += 1;
+            (state, _) = self
+                .ready
+                .wait_timeout(state, left)
+                .unwrap_or_else(PoisonError::into_inner);
+            state.blocked_takers -= 1;
+        }
+    }
+
     /// As [`take`](Self::take), for tasks.
     pub(crate) fn poll_take(&self, context: &Context<'_>) -> Poll<Option<Result<Parcel>>> {
         let mut state = self.lock();
@@ -344,5 +369,43 @@ mod tests {
         assert!(delivery.is_cancelled());
         assert_eq!(delivery.take().unwrap().unwrap_err().to_string(), "first");
         assert!(delivery.take().is_none());
+    }
+    #[test]
+    fn a_taker_in_a_hurry_tells_nothing_yet_from_the_end() {
+        let soon = Duration::from_millis(5);
+        let index = |taken: Poll<Option<Result<Parcel>>>| match taken {
+            Poll::Ready(Some(Ok(parcel))) => Some(parcel.index),
+            _ => None,
+        };
+        let delivery = Delivery::new(Some(10), None);
+        assert!(delivery.take_within(Duration::ZERO).is_pending());
+        let asked = Instant::now();
+        assert!(delivery.take_within(soon).is_pending());
+        assert!(asked.elapsed() >= soon);
+
+        assert!(delivery.try_admit(10));
+        delivery.push(parcel(7, 10));
+        assert_eq!(index(delivery.take_within(Duration::ZERO)), Some(7));
+        assert!(delivery.try_admit(10), "taking gives back to the budget");
+
+        // Woken by what comes, long before the time is over, and at the longest of times.
+        for timeout in [Duration::from_secs(600), Duration::MAX] {
+            std::thread::scope(|scope| {
+                let taker = scope.spawn(|| delivery.take_within(timeout));
+                std::thread::sleep(soon);
+                delivery.push(parcel(8, 0));
+                assert_eq!(index(taker.join().unwrap()), Some(8));
+            });
+        }
+
+        delivery.fail(Error::new(ErrorKind::Io, "broken"));
+        assert!(delivery.take_within(soon).is_pending(), "reads in flight");
+        delivery.finish();
+        match delivery.take_within(soon) {
+            Poll::Ready(Some(Err(error))) => assert_eq!(error.to_string(), "broken"),
+            other => panic!("{other:?}"),
+        }
+        assert!(matches!(delivery.take_within(soon), Poll::Ready(None)));
+        assert_eq!(delivery.lock().blocked_takers, 0);
     }
 }

@@ -4,12 +4,13 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use futures_core::Stream;
 
 use crate::error::Result;
 use crate::load::Loader;
-use crate::load::delivery::Delivery;
+use crate::load::delivery::{Delivery, Parcel};
 use crate::load::report::LoadReport;
 use crate::load::run::{Running, spawn};
 use crate::tensor::Tensor;
@@ -48,6 +49,23 @@ impl TensorStream {
         self.left
     }
 
+    /// The next item, waiting no longer than `timeout`: for callers that have something to look
+    /// after in between, as signals of the user.
+    ///
+    /// [`Poll::Pending`] says that nothing came within that time and more will come later;
+    /// `Poll::Ready` is what [`next`](Iterator::next) would give, with `None` at the end. No waker
+    /// is kept: ask again.
+    pub fn next_timeout(&mut self, timeout: Duration) -> Poll<Option<Result<Tensor>>> {
+        let taken = self.delivery.take_within(timeout);
+        taken.map(|parcel| self.unpack(parcel))
+    }
+
+    fn unpack(&mut self, parcel: Option<Result<Parcel>>) -> Option<Result<Tensor>> {
+        let parcel = parcel?;
+        self.left = if parcel.is_ok() { self.left - 1 } else { 0 };
+        Some(parcel.map(|parcel| parcel.tensor))
+    }
+
     /// What the load has done so far.
     pub fn report(&self) -> LoadReport {
         self.running.report()
@@ -58,9 +76,8 @@ impl Iterator for TensorStream {
     type Item = Result<Tensor>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        let parcel = self.delivery.take()?;
-        self.left = if parcel.is_ok() { self.left - 1 } else { 0 };
-        Some(parcel.map(|parcel| parcel.tensor))
+        let parcel = self.delivery.take();
+        self.unpack(parcel)
     }
 
     fn size_hint(&self) -> (usize, Option<usize>) {
@@ -73,11 +90,8 @@ impl Stream for TensorStream {
     type Item = Result<Tensor>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let parcel = std::task::ready!(self.delivery.poll_take(context));
-        Poll::Ready(parcel.map(|parcel| {
-            self.left = if parcel.is_ok() { self.left - 1 } else { 0 };
-            parcel.map(|parcel| parcel.tensor)
-        }))
+        let polled = self.delivery.poll_take(context);
+        polled.map(|parcel| self.unpack(parcel))
     }
 }
 
@@ -88,5 +102,37 @@ impl Drop for TensorStream {
             // A panic of the reader was printed by its thread; there is no one to pass it on to.
             let _ = reader.join();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::checkpoint::Checkpoint;
+    use crate::formats::Layout;
+    use crate::storage::{MemorySource, Source};
+
+    #[test]
+    fn asking_with_a_timeout_gives_every_item_and_the_end() {
+        let header = br#"{"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"b":{"dtype":"U8","shape":[1],"data_offsets":[2,3]}}"#;
+        let mut file = (header.len() as u64).to_le_bytes().to_vec();
+        file.extend_from_slice(header);
+        file.extend_from_slice(&[1, 2, 3]);
+        let source: Arc<dyn Source> = Arc::new(MemorySource::new("m.safetensors", file));
+        let checkpoint = Checkpoint::from_sources(Layout::SafeTensors, vec![source], None).unwrap();
+
+        let mut stream = checkpoint.loader().stream().unwrap();
+        let mut names = Vec::new();
+        loop {
+            match stream.next_timeout(Duration::from_millis(1)) {
+                Poll::Pending => {}
+                Poll::Ready(None) => break,
+                Poll::Ready(Some(tensor)) => names.push(tensor.unwrap().name().to_owned()),
+            }
+            assert_eq!(stream.remaining(), 2 - names.len());
+        }
+        names.sort();
+        assert_eq!(names, ["a", "b"]);
+        assert!(stream.next().is_none());
     }
 }

@@ -4,7 +4,7 @@
 use smallvec::SmallVec;
 
 use super::check::{check_figures, check_invariants, execute_naively, slice_naively};
-use super::{PlanOptions, PlanSource, ReadPlan, Selection, Slice, Split};
+use super::{PlanOptions, PlanSource, ReadPlan, Selection, Slice, Split, Steps};
 use crate::dtype::Dtype;
 use crate::error::ErrorKind;
 use crate::tensor::{Extent, Shape, TensorMeta, contiguous_strides};
@@ -283,6 +283,17 @@ fn slice_of(input: &mut Input<'_>, meta: &TensorMeta) -> Slice {
             split,
         };
     }
+    if input.below(2) == 0 {
+        let steps = meta.shape.iter().map(|&rows| {
+            (input.below(3) > 0).then(|| {
+                let (start, step) = (input.below(rows + 1), 1 + input.below(4));
+                let most = (rows - start).div_ceil(step);
+                let count = most - input.below(2).min(most);
+                Steps { start, count, step }
+            })
+        });
+        return Slice::Steps(steps.collect());
+    }
     let ranges = meta.shape.iter().map(|&rows| {
         (input.below(2) == 0).then(|| {
             let start = input.below(rows + 1);
@@ -331,11 +342,20 @@ fn damage(input: &mut Input<'_>, case: &mut Case, sources: &mut [PlanSource]) {
                 }]);
             }
             _ => {
-                let slice = Slice::Ranges(
-                    (0..input.below(4))
-                        .map(|_| (input.below(2) == 0).then(|| input.number()..input.number()))
-                        .collect(),
-                );
+                let dims = 0..input.below(4);
+                let slice = if input.below(2) == 0 {
+                    let range = |_| (input.below(2) == 0).then(|| input.number()..input.number());
+                    Slice::Ranges(dims.map(range).collect())
+                } else {
+                    let steps = |_| {
+                        (input.below(2) == 0).then(|| Steps {
+                            start: input.number(),
+                            count: input.number(),
+                            step: input.number(),
+                        })
+                    };
+                    Slice::Steps(dims.map(steps).collect())
+                };
                 let target = ["*", "a*", "layer[[]1].weight", "b", "["][input.below(5) as usize];
                 let selection = std::mem::take(&mut case.selection);
                 case.selection = selection

@@ -62,13 +62,13 @@ pub fn slice_naively(
         Some(strides) => SmallVec::from_slice(strides),
         None => contiguous_strides(&meta.shape),
     };
-    let window: Vec<(u64, u64)> = meta
+    let window: Vec<Vec<u64>> = meta
         .shape
         .iter()
         .enumerate()
-        .map(|(dim, &rows)| window_naively(slice, dim, rows))
+        .map(|(dim, &rows)| rows_naively(slice, dim, rows))
         .collect();
-    let shape: Vec<u64> = window.iter().map(|&(_, rows)| rows).collect();
+    let shape: Vec<u64> = window.iter().map(|rows| rows.len() as u64).collect();
 
     let width = u64::from(meta.dtype.bits());
     let mut bits: Vec<bool> = Vec::new();
@@ -78,7 +78,7 @@ pub fn slice_naively(
         let moved: Vec<u64> = indices
             .iter()
             .zip(&window)
-            .map(|(index, (start, _))| start + index)
+            .map(|(index, rows)| rows[*index as usize])
             .collect();
         let first = dot(&moved, &strides) * width;
         if expected_next != Some(first) {
@@ -98,15 +98,33 @@ pub fn slice_naively(
     })
 }
 
-/// The first row and the number of rows that a slice leaves of a dimension, counted out.
-fn window_naively(slice: Option<&Slice>, dim: usize, rows: u64) -> (u64, u64) {
+/// The rows that a slice takes of a dimension, one by one.
+fn rows_naively(slice: Option<&Slice>, dim: usize, rows: u64) -> Vec<u64> {
     match slice {
-        None => (0, rows),
+        None => (0..rows).collect(),
         Some(Slice::Ranges(ranges)) => match &ranges[dim] {
-            None => (0, rows),
-            Some(range) => (range.start, range.end - range.start),
+            None => (0..rows).collect(),
+            Some(range) => range.clone().collect(),
         },
-        Some(Slice::Shard { dim: other, .. }) if *other != dim => (0, rows),
+        Some(Slice::Steps(steps)) => match &steps[dim] {
+            None => (0..rows).collect(),
+            Some(steps) => {
+                let on_step = |row: &u64| {
+                    *row >= steps.start && (row - steps.start).is_multiple_of(steps.step)
+                };
+                let taken: Vec<u64> = (0..rows)
+                    .filter(on_step)
+                    .take(steps.count as usize)
+                    .collect();
+                assert_eq!(
+                    taken.len() as u64,
+                    steps.count,
+                    "the slice leaves its dimension"
+                );
+                taken
+            }
+        },
+        Some(Slice::Shard { dim: other, .. }) if *other != dim => (0..rows).collect(),
         Some(&Slice::Shard {
             rank, world, split, ..
         }) => {
@@ -116,7 +134,8 @@ fn window_naively(slice: Option<&Slice>, dim: usize, rows: u64) -> (u64, u64) {
             if split == Split::Even {
                 assert!(shares.iter().all(|share| *share == shares[0]));
             }
-            (shares[..rank as usize].iter().sum(), shares[rank as usize])
+            let start: u64 = shares[..rank as usize].iter().sum();
+            (start..start + shares[rank as usize]).collect()
         }
     }
 }

@@ -48,7 +48,7 @@ mod tests;
 pub use coalesce::{Merged, coalesce};
 pub use explain::{FileReads, PlanExplanation, PlanFigures};
 pub use selection::Selection;
-pub use slice::{Slice, Split};
+pub use slice::{Slice, Split, Steps};
 
 /// Pieces in one plan, at most: 1 GiB of plan. Only millions of finely sliced tensors get there.
 const MAX_PIECES: usize = 1 << 24;
@@ -220,7 +220,7 @@ impl ReadPlan {
             let meta = &tensors[selected.index];
             let window = match selected.slice {
                 Some(slice) => slice.window(meta)?,
-                None => meta.shape.iter().map(|&rows| (0, rows)).collect(),
+                None => slice::whole(&meta.shape),
             };
             let tensor = pieces::lower(meta, planned.len() as u32, &window, &sources, &mut pieces)?;
             let sums = (

@@ -1,24 +1,29 @@
 //! From a window on one tensor to the runs of bytes that hold it.
 //!
 //! A tensor is a strided view on its stored bytes (its extents, laid end to end). A window moves
-//! the start of the view and shortens its dimensions. Dimensions are ordered by stride, neighbours
-//! that continue each other are merged, and what is left is read off: the innermost contiguous
-//! part is a run, the dimension around it a number of equal steps, and the dimensions around that
-//! are counted through, one piece each. Contiguous, transposed and expanded tensors are all this
-//! one case; only views that overlap themselves are read as one block.
+//! the start of the view, shortens its dimensions, and takes their strides several at a time.
+//! Dimensions are ordered by stride, neighbours that continue each other are merged, and what is
+//! left is read off: the innermost contiguous part is a run, the dimension around it a number of
+//! equal steps, and the dimensions around that are counted through, one piece each. Contiguous,
+//! transposed and expanded tensors are all this one case; only views that overlap themselves are
+//! read as one block.
 
 use smallvec::SmallVec;
 
-use super::slice::Window;
+use super::slice::{Steps, Window};
 use super::{Gather, Piece, PlanSource, PlannedTensor};
 use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
 use crate::tensor::{Extent, Shape, TensorMeta, contiguous_strides};
 
-/// Pieces of one tensor before its inner dimensions are read whole instead. 4,096 pieces are
-/// 256 KiB of plan; slices of one dimension need one, and of two at most as many as one dimension
-/// has rows.
-pub(super) const MAX_TENSOR_PIECES: u64 = 4096;
+/// So many pieces of one tensor are always fine: 192 KiB of plan. Beyond them inner dimensions are
+/// read whole where that keeps fewer bytes in memory, plan and buffer together. Slices of one
+/// dimension need one piece, and others at most as many as their outer dimensions have rows.
+pub(super) const FEW_TENSOR_PIECES: u64 = 4096;
+
+/// Pieces of one tensor, at most: 48 MiB of plan. Beyond them inner dimensions are read whole
+/// whatever that takes.
+pub(super) const MAX_TENSOR_PIECES: u64 = 1 << 20;
 
 /// A dimension of a view: rows and the elements between their starts.
 #[derive(Clone, Copy)]
@@ -46,7 +51,7 @@ pub(super) fn lower(
     pieces: &mut Vec<Piece>,
 ) -> Result<PlannedTensor> {
     let strides = checked_strides(meta, sources)?;
-    let shape: Shape = window.iter().map(|&(_, rows)| rows).collect();
+    let shape: Shape = window.iter().map(|rows| rows.count).collect();
     let nbytes = meta
         .dtype
         .nbytes(&shape)
@@ -63,13 +68,15 @@ pub(super) fn lower(
         return Ok(planned);
     }
 
-    let axes: SmallVec<[Axis; 4]> = planned
-        .shape
+    let axes: SmallVec<[Axis; 4]> = window
         .iter()
         .zip(&strides)
-        .map(|(&rows, &stride)| Axis { rows, stride })
+        .map(|(rows, &stride)| Axis {
+            rows: rows.count,
+            stride: stride * rows.step,
+        })
         .collect();
-    let mut walk = Walk::new(&axes);
+    let mut walk = Walk::new(&axes, meta.dtype);
     if meta.dtype.bits() < 8 && walk.folds() {
         // Elements inside of bytes cannot be gathered one by one, so nothing may be read between.
         return Err(Error::new(
@@ -104,7 +111,7 @@ pub(super) fn lower(
     let base = window
         .iter()
         .zip(&strides)
-        .map(|(&(start, _), &stride)| start * stride)
+        .map(|(rows, &stride)| rows.start * stride)
         .sum();
     let extents = Extents::new(&meta.extents);
     let innermost = walk.levels.pop();
@@ -255,7 +262,7 @@ struct Walk {
 }
 
 impl Walk {
-    fn new(axes: &[Axis]) -> Self {
+    fn new(axes: &[Axis], dtype: Dtype) -> Self {
         // A stride of 0 repeats what is there: nothing more to read.
         let mut live: SmallVec<[Axis; 4]> = axes
             .iter()
@@ -265,22 +272,34 @@ impl Walk {
         live.sort_by_key(|axis| std::cmp::Reverse(axis.stride));
         let overlaps = (0..live.len()).any(|axis| live[axis].stride < reach(&live[axis + 1..]));
         let most = if overlaps { 0 } else { live.len() };
+        let mut best: Option<(u64, Self)> = None;
         for exact in (0..=most).rev() {
             let (run, levels) = merge(&live[..exact], reach(&live[exact..]));
-            let outer = levels.len().saturating_sub(1);
-            let pieces = levels[..outer]
-                .iter()
-                .try_fold(1_u64, |product, axis| product.checked_mul(axis.rows));
-            if pieces.is_some_and(|pieces| pieces <= MAX_TENSOR_PIECES) {
-                return Self {
+            // Runs do not overlap, so together they have no more elements than the tensor stores.
+            let runs: u64 = levels.iter().map(|axis| axis.rows).product();
+            let pieces = runs / levels.last().map_or(1, |axis| axis.rows);
+            if pieces > MAX_TENSOR_PIECES {
+                continue;
+            }
+            let buffer = runs * run * u64::from(dtype.bits()) / 8;
+            let cost = buffer.saturating_add(pieces * size_of::<Piece>() as u64);
+            if best.as_ref().is_none_or(|(least, _)| cost < *least) {
+                let live = live.clone();
+                let walk = Self {
                     run,
                     levels,
                     live,
                     exact,
                 };
+                best = Some((cost, walk));
+            }
+            // Elements inside of bytes cannot be gathered: what is exact is best.
+            if pieces <= FEW_TENSOR_PIECES || dtype.bits() < 8 {
+                break;
             }
         }
-        unreachable!("with no exact axis there is one run and no level")
+        let (_, walk) = best.expect("with no exact axis there is one run and no level");
+        walk
     }
 
     /// Whether runs bring elements along that the view does not have.
@@ -362,14 +381,12 @@ fn to_bytes(dtype: Dtype, elements: u64) -> Option<u64> {
 }
 
 fn unaligned(meta: &TensorMeta, window: &Window) -> Error {
-    let ranges: Vec<_> = window
-        .iter()
-        .map(|&(start, rows)| start..start + rows)
-        .collect();
+    let rows: Vec<_> = window.iter().map(Steps::to_string).collect();
     Error::new(
         ErrorKind::InvalidArgument,
         format!(
-            "the slice {ranges:?} of shape {:?} does not begin and end on whole bytes: {} has {} bits",
+            "the slice [{}] of shape {:?} does not begin and end on whole bytes: {} has {} bits",
+            rows.join(", "),
             meta.shape,
             meta.dtype,
             meta.dtype.bits()

@@ -115,7 +115,7 @@ impl Selection {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] for a slice that fits no tensor whatever: a range that ends
-    /// before it starts, a rank beyond the number of ranks, no ranks.
+    /// before it starts, steps of 0, a rank beyond the number of ranks, no ranks.
     pub fn with_slice(mut self, name_or_glob: &str, slice: Slice) -> Result<Self> {
         slice.check().map_err(|error| error.tensor(name_or_glob))?;
         self.slices.push(SliceRule {

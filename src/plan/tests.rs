@@ -6,6 +6,8 @@ use super::cases;
 use super::check::{check_figures, check_invariants};
 use super::*;
 
+mod steps;
+
 fn meta(name: &str, dtype: Dtype, shape: &[u64], extents: &[(u32, u64, u64)]) -> TensorMeta {
     TensorMeta {
         name: name.into(),
@@ -42,7 +44,11 @@ fn options(gap_limit: u64) -> PlanOptions {
 
 /// Plans one tensor with one slice.
 fn sliced(meta: &TensorMeta, ranges: Vec<Option<Range<u64>>>, gap_limit: u64) -> Result<ReadPlan> {
-    let selection = Selection::all().with_slice(&meta.name, Slice::Ranges(ranges))?;
+    cut(meta, Slice::Ranges(ranges), gap_limit)
+}
+
+fn cut(meta: &TensorMeta, slice: Slice, gap_limit: u64) -> Result<ReadPlan> {
+    let selection = Selection::all().with_slice(&meta.name, slice)?;
     let len = meta.extents.iter().map(Extent::end).max().unwrap_or(0);
     let lens = [len, len];
     let plan = ReadPlan::from_parts(
@@ -134,8 +140,8 @@ fn several_sliced_dimensions_collapse_as_far_as_they_can() {
 }
 
 #[test]
-fn slices_with_too_many_pieces_read_inner_rows_whole() {
-    let rows = pieces::MAX_TENSOR_PIECES + 1;
+fn slices_of_more_pieces_than_bytes_read_inner_rows_whole() {
+    let rows = pieces::FEW_TENSOR_PIECES + 1;
     let tensor = meta("w", Dtype::U8, &[rows, 3, 3], &[(0, 0, rows * 9)]);
     let plan = sliced(&tensor, vec![None, Some(0..2), Some(1..3)], 0).unwrap();
     assert_eq!(runs(&plan), [(1, 5, rows, 9, 0)]);
@@ -144,6 +150,20 @@ fn slices_with_too_many_pieces_read_inner_rows_whole() {
     let gather = plan.tensors[0].gather.as_ref().unwrap();
     assert_eq!(&*gather.strides, [5, 3, 1]);
 
+    // Where rows are long, pieces are the smaller evil; elements inside of bytes leave no choice.
+    let long = meta("w", Dtype::U8, &[rows, 3, 300], &[(0, 0, rows * 900)]);
+    let plan = sliced(&long, vec![None, Some(0..2), Some(1..3)], 0).unwrap();
+    assert_eq!(plan.pieces.len() as u64, rows);
+    assert_eq!(plan.tensors[0].gather, None);
+    let small = meta("w", Dtype::F4, &[rows, 4, 4], &[(0, 0, rows * 8)]);
+    let plan = sliced(&small, vec![None, Some(0..2), Some(2..4)], 0).unwrap();
+    assert_eq!(plan.pieces.len() as u64, rows);
+
+    // Beyond what a plan may have, rows are read whole whatever their length.
+    let rows = pieces::MAX_TENSOR_PIECES + 1;
+    let long = meta("w", Dtype::U8, &[rows, 3, 300], &[(0, 0, rows * 900)]);
+    let plan = sliced(&long, vec![None, Some(0..2), Some(1..3)], 0).unwrap();
+    assert_eq!(runs(&plan), [(1, 302, rows, 900, 0)]);
     let small = meta("w", Dtype::F4, &[rows, 4, 4], &[(0, 0, rows * 8)]);
     let error = sliced(&small, vec![None, Some(0..2), Some(2..4)], 0).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported);

@@ -369,6 +369,14 @@ impl Tenancy {
         // SAFETY: as in `bytes`; we are the only tenant, slots are disjoint, and `&mut self`.
         Some(unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), self.range.len()) })
     }
+
+    /// Where the tensor's bytes begin, for reads and writes of all of them while the tenancy lives.
+    /// It comes from the region's own pointer and not from a shared borrow, so writing through it
+    /// is allowed while no borrow of the slot's bytes is in use.
+    pub(crate) fn as_mut_ptr(&self) -> *mut u8 {
+        // SAFETY: inside of the region (asserted when the tenant moved in).
+        unsafe { self.region.base.add(self.range.start) }.as_ptr()
+    }
 }
 
 impl Drop for Tenancy {
@@ -414,6 +422,25 @@ mod tests {
         drop(a);
         assert_eq!(b.bytes()[0], 9);
         assert!(b.bytes()[1..].iter().all(|&byte| byte == 2));
+    }
+
+    #[test]
+    fn the_address_of_a_tenant_writes_what_all_of_its_slot_read() {
+        let shared = SlotSpec {
+            bytes: 16..24,
+            tenants: 2,
+        };
+        let region = Region::arena(PAGE, &[slot(0..16), shared]).unwrap();
+        fill(&region, 0..16, 1);
+        fill(&region, 16..24, 2);
+        let neighbour = enter(&region, 0, 0..16);
+        let (whole, part) = (enter(&region, 1, 16..24), enter(&region, 1, 18..20));
+        assert_eq!(part.as_mut_ptr().cast_const(), &raw const part.bytes()[0]);
+        // SAFETY: inside of the tenant's bytes, and no borrow of them is in use.
+        unsafe { part.as_mut_ptr().write(9) };
+        assert_eq!(part.bytes(), [9, 2]);
+        assert_eq!(whole.bytes(), [2, 2, 9, 2, 2, 2, 2, 2]);
+        assert_eq!(neighbour.bytes(), [1; 16]);
     }
 
     #[test]
@@ -500,6 +527,9 @@ mod tests {
         let mut tenant = enter(&region, 0, 0..3 * PAGE);
         tenant.bytes_mut().unwrap()[0] = 1;
         assert_eq!(tenant.bytes()[..2], [1, 7]);
+        // SAFETY: inside of the tenant's bytes, and no borrow of them is in use.
+        unsafe { tenant.as_mut_ptr().wrapping_add(PAGE).write(2) };
+        assert_eq!(tenant.bytes()[PAGE..PAGE + 2], [2, 7]);
         assert_eq!(std::fs::read(&path).unwrap(), vec![7; 4 * PAGE]);
 
         let short = std::fs::OpenOptions::new().write(true).open(&path).unwrap();

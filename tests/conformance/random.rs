@@ -1,7 +1,7 @@
 //! Random checkpoints of both layouts, random selections, random settings: every backend delivers
 //! what element-by-element slicing does.
 
-use tensora::{AccessMode, Dtype, Order, PlanOptions, Selection, Settings, Slice, Split};
+use tensora::{AccessMode, Dtype, Order, PlanOptions, Selection, Settings, Slice, Split, Steps};
 
 use crate::support::{
     Expected, Sample, Watchdog, backends, check_every_verb, check_lazy, noise, safetensors,
@@ -165,6 +165,16 @@ fn slice(random: &mut Random, shape: &[u64]) -> Slice {
             world,
             split,
         };
+    }
+    if random.one_in(2) {
+        let steps = |rows: &u64, random: &mut Random| {
+            random.one_in(2).then(|| {
+                let (start, step) = (random.below(rows + 1), 1 + random.below(7));
+                let count = random.below((rows - start).div_ceil(step) + 1);
+                Steps { start, count, step }
+            })
+        };
+        return Slice::Steps(shape.iter().map(|rows| steps(rows, random)).collect());
     }
     let range = |rows: &u64, random: &mut Random| {
         random.one_in(2).then(|| {

@@ -1,6 +1,6 @@
 //! What can be in a checkpoint and what can be asked of it, on every backend and by every verb.
 
-use tensora::{BackendKind, Dtype, Selection, Slice, Split};
+use tensora::{BackendKind, Dtype, Selection, Slice, Split, Steps};
 
 use crate::support::{
     Expected, Sample, Watchdog, backends, check_every_verb, check_lazy, noise, safetensors,
@@ -121,6 +121,60 @@ fn slices_of_several_dimensions_and_of_long_rows() {
         }))
     });
     check("several dimensions", &sample, &selection, &expected);
+}
+
+#[test]
+fn slices_with_steps() {
+    let shape = [6, 10, 31];
+    let index = serde_json::json!({
+        "w": [64, 3720, shape, [310, 31, 1], "torch.float16"],
+        "view": [3785, 3720, [31, 10, 6], [1, 31, 310], "torch.float16"],
+        "wide": [7505, 480_000, [3, 40_000], [40_000, 1], "torch.float32"],
+    });
+    // The second partition begins within "w", the third within "wide".
+    let parts = Sample::new(&[
+        ("tensor_index.json", serde_json::to_vec(&index).unwrap()),
+        ("tensor.data_0", noise(1, 1999)),
+        ("tensor.data_1", noise(2, 200_003)),
+        ("tensor.data_2", noise(3, 300_000)),
+    ]);
+    let file = Sample::single(
+        &[
+            ("w", Dtype::F16, &shape),
+            ("wide", Dtype::F32, &[3, 40_000]),
+            ("packed", Dtype::F4, &[7, 10]),
+        ],
+        3,
+    );
+    let of = |start, count, step| Some(Steps { start, count, step });
+    let slices = [
+        ("w", vec![of(1, 3, 2), None, None]),
+        ("w", vec![None, of(0, 5, 2), None]),
+        ("w", vec![None, None, of(2, 10, 3)]),
+        ("w", vec![of(0, 2, 5), of(9, 1, 1), of(0, 2, 30)]),
+        ("w", vec![of(0, 3, 2), of(1, 3, 3), of(1, 15, 2)]),
+        ("w", vec![of(4, 2, 1), of(0, 0, 1), None]),
+        ("wide", vec![of(0, 2, 2), of(9, 13_000, 3)]),
+        ("wide", vec![None, of(1, 3, 15_000)]),
+        ("wide", vec![of(0, 2, 2), None]),
+        ("view", vec![of(0, 11, 3), None, of(1, 3, 2)]),
+        ("view", vec![of(30, 1, 1), of(0, 4, 3), None]),
+        ("packed", vec![of(0, 4, 2), None]),
+    ];
+    for (name, steps) in slices {
+        let slice = Slice::Steps(steps);
+        let selection = Selection::names([name])
+            .with_slice(name, slice.clone())
+            .unwrap();
+        for (what, sample) in [("one file", &file), ("partitions", &parts)] {
+            if sample.checkpoint.tensor(name).is_none() {
+                continue;
+            }
+            let expected = sample.parts(|other| (other == name).then(|| Some(slice.clone())));
+            let what = format!("{name} of {what}, {slice:?}");
+            check(&what, sample, &selection, &expected);
+        }
+    }
 }
 
 #[test]

@@ -180,6 +180,7 @@ fn rows(slice: Option<&Slice>, dim: usize, rows: u64) -> u64 {
             Some(range) => range.end - range.start,
             None => rows,
         },
+        Some(Slice::Steps(steps)) => steps[dim].map_or(rows, |steps| steps.count),
         Some(Slice::Shard {
             dim: cut,
             rank,
