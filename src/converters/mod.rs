@@ -18,6 +18,7 @@ pub(crate) mod folder;
 mod in_parallel;
 mod open_files;
 mod rename;
+mod runs;
 mod safetensors_writer;
 mod serverlessllm_writer;
 mod writer;
@@ -35,6 +36,7 @@ pub use convert::{
 };
 pub use folder::{Abandoned, OutputFolder, PendingFile};
 pub(crate) use in_parallel::in_parallel;
+use runs::even_runs;
 pub use safetensors_writer::{SafetensorsOptions, Sharding, plan as plan_safetensors};
 pub use serverlessllm_writer::{
     RECOMMENDED_PARTITION_BYTES, ServerlessLlmOptions, plan as plan_serverlessllm,
