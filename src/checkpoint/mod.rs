@@ -9,7 +9,6 @@ pub(crate) mod pieces;
 mod resolve;
 
 use std::collections::BTreeMap;
-#[cfg(feature = "hub")]
 use std::ffi::OsString;
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -40,7 +39,6 @@ struct Inner {
 }
 
 /// Which files a folder's checkpoint consists of, told by names.
-#[cfg(feature = "hub")]
 pub(crate) enum Parts {
     /// SafeTensors files without an index.
     Files(Vec<PathBuf>),
@@ -50,24 +48,34 @@ pub(crate) enum Parts {
     Partitions(PathBuf),
 }
 
-#[cfg(feature = "hub")]
 impl Parts {
     /// The parts of the checkpoint that [`Checkpoint::open`] would open in this folder.
+    #[cfg(feature = "hub")]
     pub(crate) fn of_folder(folder: &Path, layout: Option<Layout>) -> Result<Self> {
         resolve::resolve(folder, layout).map(Self::from)
     }
 
     /// The same for a folder that is elsewhere and has these files, which `root` stands for.
+    #[cfg(feature = "hub")]
     pub(crate) fn of_names(
         root: &Path,
         files: Vec<OsString>,
         layout: Option<Layout>,
     ) -> Result<Self> {
-        resolve::names(root, files, layout).map(Self::from)
+        Self::of_listing(root, files, Vec::new(), layout)
+    }
+
+    /// The same for a folder that would have these entries.
+    pub(crate) fn of_listing(
+        root: &Path,
+        files: Vec<OsString>,
+        folders: Vec<OsString>,
+        layout: Option<Layout>,
+    ) -> Result<Self> {
+        resolve::listing(root, files, folders, layout).map(Self::from)
     }
 }
 
-#[cfg(feature = "hub")]
 impl From<resolve::Resolved> for Parts {
     fn from(found: resolve::Resolved) -> Self {
         match found {

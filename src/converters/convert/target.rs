@@ -56,6 +56,7 @@ impl Target {
             .collect();
         let tied = owners(checkpoint.tensors());
         let metadata = metadata_of(checkpoint)?;
+        let named = |error: Error| in_input(checkpoint, error);
         Ok(match layout {
             Layout::ServerlessLlm => {
                 let stored = |(at, tensor): (usize, &TensorMeta)| match tied[at] == at {
@@ -80,7 +81,7 @@ impl Target {
                 let worth_keeping = metadata != SafetensorsOptions::default().metadata;
                 Self {
                     layout,
-                    plan: plan_tied(tensors, &tied, &wanted)?,
+                    plan: plan_tied(tensors, &tied, &wanted).map_err(named)?,
                     owner: tied,
                     untied: Vec::new(),
                     doubled_bytes: 0,
@@ -112,13 +113,25 @@ impl Target {
                         .filter(|(_, shared)| **shared)
                         .map(|(tensor, _)| tensor.name.clone())
                         .collect(),
-                    plan: plan_safetensors(tensors, &wanted)?,
+                    plan: plan_safetensors(tensors, &wanted).map_err(named)?,
                     owner: (0..tied.len()).collect(),
                     doubled_bytes,
                     metadata_file: None,
                 }
             }
         })
+    }
+}
+
+/// An error about a tensor that cannot be written, as one about the file that has it.
+fn in_input(checkpoint: &Checkpoint, error: Error) -> Error {
+    let tensor = error.tensor_name().and_then(|name| checkpoint.tensor(name));
+    let extent = tensor.and_then(|tensor| tensor.extents.first());
+    match extent.and_then(|extent| checkpoint.sources().get(extent.source as usize)) {
+        Some(source) => error.at(source.path()),
+        // Without bytes, or about the whole.
+        None if error.path().is_none() => error.at(checkpoint.root()),
+        None => error,
     }
 }
 
@@ -166,11 +179,21 @@ fn metadata_of(checkpoint: &Checkpoint) -> Result<BTreeMap<String, String>> {
         return Ok(default);
     };
     let refused = |message: String| Error::new(ErrorKind::BadHeader, message).at(&path);
-    if !found.is_file() || found.len() > MAX_METADATA_BYTES {
+    let remove = "remove it to convert without these metadata";
+    if !found.is_file() {
+        let what = match found.is_dir() {
+            true => "a folder",
+            false => "a special file",
+        };
+        let message = format!("this is {what}, not a file that keeps metadata of SafeTensors");
+        return Err(refused(message).help(remove));
+    }
+    if found.len() > MAX_METADATA_BYTES {
         return Err(refused(format!(
-            "this is no file of metadata: at most {MAX_METADATA_BYTES} bytes, and it has {}",
+            "metadata have at most {MAX_METADATA_BYTES} bytes, and this file has {}",
             found.len()
-        )));
+        ))
+        .help(remove));
     }
     let bytes = std::fs::read(&path).map_err(|error| Error::io("read", &path, error))?;
     serde_json::from_slice(&bytes).map_err(|error| {
