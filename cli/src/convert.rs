@@ -47,12 +47,13 @@ pub struct Convert {
     #[arg(long, value_name = "SIZE", value_parser = size::parse, default_value = "512MiB")]
     budget: u64,
     /// Go on where the same conversion was interrupted, and keep what this one leaves if it fails
-    #[arg(long, conflicts_with = "force")]
+    #[arg(long)]
     resume: bool,
     /// Read back what was written, and compare every tensor's hash
     #[arg(long)]
     verify: bool,
-    /// Write into a folder that is not empty; an earlier checkpoint in it is replaced at the end
+    /// Write into a folder that is not empty; an earlier checkpoint in it is replaced at the end, and
+    /// with --resume nothing is done again that need not be
     #[arg(long)]
     force: bool,
     /// One JSON object that says what was written
@@ -62,6 +63,8 @@ pub struct Convert {
 
 pub fn run(args: &Convert, out: &mut dyn Write) -> Result<()> {
     let (path, checkpoint) = args.named.open_with_side_files()?;
+    // An index stands for its folder.
+    let is_index = path.extension().is_some_and(|end| end == "json");
     let options = ConvertOptions {
         to: args.to,
         partitions: args.partitions.map(|count| count as u32),
@@ -71,7 +74,7 @@ pub fn run(args: &Convert, out: &mut dyn Write) -> Result<()> {
         backend: args.backend,
         budget: args.budget,
         // What lies beside a single file may belong to anything.
-        companions: path.is_dir(),
+        companions: path.is_dir() || is_index,
         resume: args.resume,
         force: args.force,
         verify: args.verify,
@@ -109,6 +112,12 @@ pub fn run(args: &Convert, out: &mut dyn Write) -> Result<()> {
             if names.len() > 8 { ", ..." } else { "" },
         );
     }
+    say("replaced, as they had other contents", &report.replaced);
+    say("left as they were, as the input has none", &report.kept);
+    say(
+        "not copied along, as no regular files of UTF-8 names",
+        &report.skipped,
+    );
     if args.json {
         return output::json_line(out, &report);
     }
@@ -131,4 +140,21 @@ pub fn run(args: &Convert, out: &mut dyn Write) -> Result<()> {
         if report.verified { "; verified" } else { "" },
     )?;
     Ok(())
+}
+
+/// A note about files, by name.
+fn say(what: &str, files: &[PathBuf]) {
+    if files.is_empty() {
+        return;
+    }
+    let names: Vec<_> = files
+        .iter()
+        .map(|file| file.file_name().unwrap_or_default().to_string_lossy())
+        .map(|name| tensora::text::name(&name).into_owned())
+        .collect();
+    eprintln!(
+        "note: these files were {what}: {}{}",
+        names[..names.len().min(8)].join(", "),
+        if names.len() > 8 { ", ..." } else { "" },
+    );
 }
