@@ -16,6 +16,7 @@ mod folders;
 mod hub;
 mod measure;
 mod model;
+mod out_file;
 mod output;
 mod program;
 mod progress;

@@ -126,6 +126,9 @@ fn measure(args: &Loads, layout: Layout, out: &mut dyn Write) -> Result<()> {
     let reader = args.reader()?;
     let trace = args.trace.open()?;
     let bench = Bench::new(args.choice.subject(layout)?)?;
+    if let Some(file) = &trace {
+        file.refuse_part_of(bench.checkpoint())?;
+    }
     let path =
         std::path::absolute(&bench.subject().path).unwrap_or_else(|_| bench.subject().path.clone());
     if !args.json {

@@ -20,6 +20,7 @@ mod open_files;
 mod rename;
 mod safetensors_writer;
 mod serverlessllm_writer;
+mod single_file;
 mod writer;
 
 use std::collections::HashSet;
@@ -39,6 +40,7 @@ pub use safetensors_writer::{SafetensorsOptions, Sharding, plan as plan_safetens
 pub use serverlessllm_writer::{
     RECOMMENDED_PARTITION_BYTES, ServerlessLlmOptions, plan as plan_serverlessllm,
 };
+pub use single_file::{SingleFile, write_file};
 use writer::write_all_at;
 pub use writer::{CheckpointWriter, TensorSink, WriteOptions, WriteReport};
 

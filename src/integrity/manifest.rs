@@ -1,11 +1,10 @@
 //! Manifests: what a checkpoint is to hold, with a SHA-256 for each tensor, as one JSON file.
 
-use std::io::Write as _;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use crate::converters::OutputFolder;
+use crate::converters::SingleFile;
 use crate::error::{Error, ErrorKind, Result};
 use crate::integrity::digest::Entries;
 use crate::text;
@@ -73,29 +72,33 @@ impl Manifest {
     /// Writes it to a file, whole or not at all; one that is there is replaced.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] for a path without a file name; what [`OutputFolder`]
-    /// reports.
+    /// Those of [`SingleFile::at`] and [`SingleFile::write`].
     pub fn write(&self, path: impl AsRef<Path>) -> Result<()> {
-        let path = path.as_ref();
+        self.write_to(SingleFile::at(path.as_ref())?)
+    }
+
+    /// As [`write`](Self::write), to a place that was tried before the work.
+    ///
+    /// # Errors
+    /// Those of [`SingleFile::write`].
+    pub fn write_to(&self, place: SingleFile) -> Result<()> {
         let written = Written {
             format: FORMAT,
             tensors: &self.tensors,
         };
-        let mut bytes = serde_json::to_vec_pretty(&written)
-            .map_err(|error| Error::io("write", path, error.into()))?;
-        bytes.push(b'\n');
-        let name = path.file_name().ok_or_else(|| {
-            Error::new(ErrorKind::InvalidArgument, "a manifest needs a file name").at(path)
-        })?;
-        let folder = match path.parent() {
-            Some(parent) if !parent.as_os_str().is_empty() => parent,
-            _ => Path::new("."),
-        };
-        let folder = OutputFolder::claim(folder)?;
-        let mut file = folder.file(name)?;
-        file.write_all(&bytes)
-            .map_err(|error| Error::io("write", file.target(), error))?;
-        file.commit_over()?;
-        folder.release(|_| Ok(()))
+        place.write(|file| {
+            serde_json::to_writer_pretty(&mut *file, &written)?;
+            file.write_all(b"\n")
+        })
+    }
+
+    /// Whether bytes begin as those of a manifest do.
+    pub fn is_begun_by(bytes: &[u8]) -> bool {
+        let start: String = String::from_utf8_lossy(bytes)
+            .chars()
+            .filter(|c| !c.is_whitespace())
+            .take(64)
+            .collect();
+        start.starts_with("{\"format\":\"tensora-manifest-")
     }
 }
