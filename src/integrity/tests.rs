@@ -319,7 +319,7 @@ fn what_is_no_manifest_is_refused_with_a_reason() {
         (r#"{"format": "else", "tensors": {}}"#, "\"else\""),
         (
             r#"{"format": "tensora-manifest-1", "tensors": {"a": {"dtype": "U8", "shape": [], "nbytes": 1, "sha256": "00"}}}"#,
-            "no manifest",
+            "64 hexadecimal digits",
         ),
     ] {
         std::fs::write(&path, text).unwrap();
