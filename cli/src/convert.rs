@@ -140,15 +140,23 @@ pub fn run(args: &Convert, out: &mut dyn Write) -> Result<()> {
             if names.len() > 8 { ", ..." } else { "" },
         );
     }
+    for conflict in &report.metadata_conflicts {
+        eprintln!(
+            "note: the files have different metadata {}; kept is {}",
+            text::quoted(&conflict.key),
+            text::quoted(&conflict.kept),
+        );
+    }
     if args.json {
         return output::json_line(out, &report);
     }
-    let written = output::written(
-        &report.folder,
+    let written = format!(
+        "{}: {}, {} of {} in {}",
+        text::path(&report.folder),
         report.to,
-        report.tensors,
-        report.tensor_bytes,
-        report.files.len() as u64,
+        output::counted(report.tensors, "tensor"),
+        size::bytes(report.tensor_bytes),
+        output::parts(report.to, report.data_files, report.files.len() as u64),
     );
     let resumed = match report.resumed_bytes {
         0 => String::new(),

@@ -32,7 +32,8 @@ use crate::tensor::Shape;
 #[cfg(feature = "hub")]
 pub(crate) use convert::is_companion;
 pub use convert::{
-    Conversion, ConvertOptions, ConvertReport, DEFAULT_SHARD_BYTES, METADATA_FILE, convert,
+    Conversion, ConvertOptions, ConvertReport, DEFAULT_SHARD_BYTES, METADATA_FILE,
+    MetadataConflict, convert,
 };
 pub use folder::{Abandoned, OutputFolder, PendingFile};
 pub(crate) use in_parallel::in_parallel;

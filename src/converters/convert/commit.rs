@@ -12,8 +12,8 @@ use std::collections::HashSet;
 use std::io;
 use std::path::Path;
 
+use super::metadata::METADATA_FILE;
 use super::parts::{is_part, part_path};
-use super::target::METADATA_FILE;
 use crate::converters::OutputPlan;
 use crate::converters::folder::OutputFolder;
 use crate::error::{Error, ErrorKind, Result};

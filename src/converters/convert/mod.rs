@@ -16,6 +16,7 @@ mod commit;
 mod companions;
 mod copy;
 mod journal;
+mod metadata;
 mod parts;
 mod target;
 #[cfg(test)]
@@ -39,7 +40,8 @@ use target::Target;
 
 #[cfg(feature = "hub")]
 pub(crate) use companions::is_companion;
-pub use target::{DEFAULT_SHARD_BYTES, METADATA_FILE};
+pub use metadata::{METADATA_FILE, MetadataConflict};
+pub use target::DEFAULT_SHARD_BYTES;
 
 /// Bytes that are in memory at most where nothing else is asked for: 512 MiB.
 const DEFAULT_BUDGET: u64 = 512 << 20;
@@ -173,6 +175,8 @@ pub struct ConvertReport {
     pub untied: Vec<Box<str>>,
     /// Bytes that are on disk more often than before because of that.
     pub doubled_bytes: u64,
+    /// Keys of metadata that have different values in the files of the input.
+    pub metadata_conflicts: Vec<MetadataConflict>,
     /// Bytes that an earlier run had written, and this one found.
     pub resumed_bytes: u64,
     /// Whether everything was read back and compared.
@@ -354,6 +358,7 @@ impl Conversion {
             copied: others.iter().map(|name| folder.join(name)).collect(),
             untied: self.target.untied.clone(),
             doubled_bytes: self.target.doubled_bytes,
+            metadata_conflicts: self.target.conflicts.clone(),
             resumed_bytes,
             verified,
         }
