@@ -505,5 +505,5 @@ fn flags_reach_the_conversion_and_ties_are_said() {
         .unwrap();
     assert!(output.status.success());
     let note = String::from_utf8(output.stderr).unwrap();
-    assert!(note.contains("a, b"), "{note}");
+    assert!(note.contains("\"a\", \"b\""), "{note}");
 }

@@ -8,7 +8,7 @@ mod open;
 pub(crate) mod pieces;
 mod resolve;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -34,7 +34,7 @@ struct Inner {
     sources: Vec<Arc<dyn Source>>,
     tensors: Vec<TensorMeta>,
     names: Names,
-    metadata: BTreeMap<String, String>,
+    metadata: Metadata,
     total_bytes: u64,
 }
 
@@ -91,7 +91,18 @@ struct Contents {
     sources: Vec<Arc<dyn Source>>,
     tensors: Vec<TensorMeta>,
     names: Names,
-    metadata: BTreeMap<String, String>,
+    metadata: Metadata,
+}
+
+/// What a SafeTensors checkpoint says beside its tensors.
+#[derive(Default)]
+struct Metadata {
+    /// The `__metadata__` of all files together.
+    merged: BTreeMap<String, String>,
+    /// Keys that have more than one value, of which the first file's is in `merged`.
+    conflicts: BTreeSet<String>,
+    /// The index that has more, where one was opened.
+    index: Option<PathBuf>,
 }
 
 impl Checkpoint {
@@ -215,10 +226,20 @@ impl Checkpoint {
         })
     }
 
+    /// Keys of the `__metadata__` that have another value in a later shard.
+    pub(crate) fn metadata_conflicts(&self) -> &BTreeSet<String> {
+        &self.inner.metadata.conflicts
+    }
+
+    /// The `*.index.json` that was opened.
+    pub(crate) fn safetensors_index(&self) -> Option<&Path> {
+        self.inner.metadata.index.as_deref()
+    }
+
     /// The `__metadata__` of all shards together; of a key that occurs twice, the first shard's
     /// value. Empty for ServerlessLLM, which has no metadata.
     pub fn metadata(&self) -> &BTreeMap<String, String> {
-        &self.inner.metadata
+        &self.inner.metadata.merged
     }
 
     /// Bytes of all tensors when contiguous: the sum of [`TensorMeta::nbytes`].

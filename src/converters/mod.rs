@@ -21,6 +21,7 @@ mod rename;
 mod runs;
 mod safetensors_writer;
 mod serverlessllm_writer;
+mod single_file;
 mod writer;
 
 use std::collections::HashSet;
@@ -32,7 +33,8 @@ use crate::tensor::Shape;
 #[cfg(feature = "hub")]
 pub(crate) use convert::is_companion;
 pub use convert::{
-    Conversion, ConvertOptions, ConvertReport, DEFAULT_SHARD_BYTES, METADATA_FILE, convert,
+    Conversion, ConvertOptions, ConvertReport, DEFAULT_SHARD_BYTES, METADATA_FILE,
+    MetadataConflict, convert,
 };
 pub use folder::{Abandoned, OutputFolder, PendingFile};
 pub(crate) use in_parallel::in_parallel;
@@ -41,6 +43,7 @@ pub use safetensors_writer::{SafetensorsOptions, Sharding, plan as plan_safetens
 pub use serverlessllm_writer::{
     RECOMMENDED_PARTITION_BYTES, ServerlessLlmOptions, plan as plan_serverlessllm,
 };
+pub use single_file::{SingleFile, write_file};
 use writer::write_all_at;
 pub use writer::{CheckpointWriter, TensorSink, WriteOptions, WriteReport};
 

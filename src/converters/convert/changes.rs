@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 use super::companions::is_companion;
 use super::journal;
-use super::target::METADATA_FILE;
+use super::metadata::METADATA_FILE;
 use crate::checkpoint::Parts;
 use crate::converters::OutputPlan;
 use crate::error::{Error, ErrorKind, Result};

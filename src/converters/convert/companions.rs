@@ -4,7 +4,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::target::METADATA_FILE;
+use super::metadata::METADATA_FILE;
 use crate::error::{Error, Result};
 use crate::formats::serverlessllm::INDEX_FILE;
 use crate::storage::local::open_error;

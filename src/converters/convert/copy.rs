@@ -270,7 +270,7 @@ fn copy_companion(companion: &Companion, folder: &OutputFolder, keep: bool) -> R
     let write = |to: &mut File| -> Result<()> {
         loop {
             let count = match from.read(&mut chunk) {
-                Ok(0) => return Ok(()),
+                Ok(0) => break,
                 Ok(count) => count,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(error) => return Err(failed(error)),
@@ -279,8 +279,23 @@ fn copy_companion(companion: &Companion, folder: &OutputFolder, keep: bool) -> R
             to.write_all(&chunk[..count])
                 .map_err(|error| Error::io("write", &target, error))?;
         }
+        keep_mode(&from, to);
+        Ok(())
     };
     whole_part(folder, &companion.name, keep, write)
+}
+
+/// What few may read stays so. The owner may write in any case: an interrupted copy is opened again.
+fn keep_mode(from: &File, to: &File) {
+    #[cfg(unix)]
+    if let Ok(found) = from.metadata() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let mode = found.permissions().mode() & 0o777 | 0o200;
+        // Some file systems have no permissions to set.
+        let _ = to.set_permissions(std::fs::Permissions::from_mode(mode));
+    }
+    #[cfg(not(unix))]
+    let _ = (from, to);
 }
 
 fn write_small(folder: &OutputFolder, name: &str, bytes: &[u8], keep: bool) -> Result<()> {

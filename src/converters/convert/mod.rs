@@ -19,6 +19,7 @@ mod companions;
 mod copy;
 mod input;
 mod journal;
+mod metadata;
 mod options;
 mod parts;
 mod readback;
@@ -42,8 +43,9 @@ use target::Target;
 
 #[cfg(feature = "hub")]
 pub(crate) use companions::is_companion;
+pub use metadata::{METADATA_FILE, MetadataConflict};
 pub use options::{ConvertOptions, ConvertReport};
-pub use target::{DEFAULT_SHARD_BYTES, METADATA_FILE};
+pub use target::DEFAULT_SHARD_BYTES;
 
 /// Bytes of a piece, at most. It does not depend on the budget, so that a run can go on under another
 /// one; the smallest budget has room for one piece that is read and one that is written.
@@ -245,6 +247,7 @@ impl Conversion {
             skipped: self.skipped.clone(),
             untied: self.target.untied.clone(),
             doubled_bytes: self.target.doubled_bytes,
+            metadata_conflicts: self.target.conflicts.clone(),
             resumed_bytes,
             verified,
         }

@@ -1,5 +1,6 @@
 //! What is asked of a conversion, and what it says in the end.
 
+use super::metadata::MetadataConflict;
 use std::path::PathBuf;
 
 use serde::Serialize;
@@ -142,6 +143,8 @@ pub struct ConvertReport {
     pub untied: Vec<Box<str>>,
     /// Bytes that are on disk more often than before because of that.
     pub doubled_bytes: u64,
+    /// Keys of metadata that have different values in the files of the input.
+    pub metadata_conflicts: Vec<MetadataConflict>,
     /// Bytes that an earlier run had written, and this one found.
     pub resumed_bytes: u64,
     /// Whether everything was read back and compared.

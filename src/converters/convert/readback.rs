@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use super::copy::{PieceDigests, all_digests};
 use super::journal::{self, Found};
+use super::metadata::METADATA_FILE;
 use super::parts::part_path;
-use super::target::METADATA_FILE;
 use super::{Conversion, Piece};
 use crate::checkpoint::pieces::piece_number;
 use crate::error::{Error, ErrorKind, Result};

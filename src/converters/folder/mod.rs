@@ -20,9 +20,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-pub(crate) use lock::{has_no_locks, is_at};
 pub use pending::PendingFile;
-pub(super) use pending::{TemporaryName, exists_already};
+pub(super) use pending::{TemporaryName, create_temporary, exists_already};
 
 use crate::error::{Error, ErrorKind, Result};
 use cleanup::Made;
