@@ -126,9 +126,16 @@ impl Error {
             io::ErrorKind::NotFound => ErrorKind::NotFound,
             _ => ErrorKind::Io,
         };
-        Self::new(kind, format!("cannot {action}"))
+        let out_of_descriptors = crate::storage::local::is_out_of_descriptors(&source);
+        let error = Self::new(kind, format!("cannot {action}"))
             .at(path)
-            .because(source)
+            .because(source);
+        match out_of_descriptors {
+            true => {
+                error.help("raise the limit on open files (ulimit -n), or close some elsewhere")
+            }
+            false => error,
+        }
     }
 
     /// The explicitly chosen `backend` cannot run here.

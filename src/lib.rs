@@ -37,6 +37,7 @@ mod dtype;
 mod engine;
 mod error;
 mod load;
+mod locks;
 mod near;
 mod policy;
 #[cfg(test)]

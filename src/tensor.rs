@@ -176,12 +176,13 @@ impl fmt::Debug for Tensor {
     }
 }
 
-/// Row-major strides of `shape`, in elements. Saturates on overflow, which only shapes of
+/// Row-major strides of `shape`, in elements, as torch has them: a dimension of length 0 counts as
+/// one of length 1. Saturates on overflow, which only shapes of
 /// zero-size tensors can reach.
 pub fn contiguous_strides(shape: &[u64]) -> SmallVec<[u64; 4]> {
     let mut strides: SmallVec<[u64; 4]> = SmallVec::from_elem(1, shape.len());
     for axis in (1..shape.len()).rev() {
-        strides[axis - 1] = strides[axis].saturating_mul(shape[axis]);
+        strides[axis - 1] = strides[axis].saturating_mul(shape[axis].max(1));
     }
     strides
 }
@@ -210,6 +211,7 @@ mod tests {
     fn strides_are_row_major() {
         assert_eq!(contiguous_strides(&[2, 3, 4]).as_slice(), [12, 4, 1]);
         assert_eq!(contiguous_strides(&[5]).as_slice(), [1]);
+        assert_eq!(contiguous_strides(&[3, 0, 5]).as_slice(), [5, 5, 1]);
         assert!(contiguous_strides(&[]).is_empty());
     }
 }

@@ -1,11 +1,13 @@
 //! Arguments that several commands share, and names that are parsed.
 
+use std::error::Error;
 use std::fmt;
 use std::str::FromStr;
 
 use clap::Args;
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use tensora::formats::serverlessllm::Dialect;
-use tensora::{AccessMode, BackendKind, Settings};
+use tensora::{AccessMode, BackendKind, Layout, Settings};
 
 use crate::failure::Usage;
 use crate::size;
@@ -23,7 +25,7 @@ pub struct Tuning {
     #[arg(long, value_name = "SIZE", value_parser = chunk)]
     pub chunk: Option<u64>,
     /// Through the page cache (buffered), around it (direct), or each where it pays (auto)
-    #[arg(long, value_name = "MODE")]
+    #[arg(long, value_name = "MODE", value_parser = access(), hide_possible_values = true)]
     pub access: Option<Access>,
 }
 
@@ -68,7 +70,7 @@ impl Tuning {
 pub struct Backend {
     /// Who reads: default, sync, async, io-uring, mmap. A file that is truncated while mmap has it
     /// mapped ends the program with SIGBUS; the others report an error
-    #[arg(id = "backend", short, long, value_name = "BACKEND", default_value_t)]
+    #[arg(id = "backend", short, long, value_name = "BACKEND", default_value_t, value_parser = backend(), hide_possible_values = true)]
     pub kind: BackendKind,
 }
 
@@ -136,8 +138,49 @@ impl fmt::Display for Unknown {
 impl std::error::Error for Unknown {}
 
 /// Parses a whole number from 1 to `most`.
-pub fn count(most: u64) -> impl clap::builder::TypedValueParser<Value = u64> {
+pub fn count(most: u64) -> impl TypedValueParser<Value = u64> {
     clap::value_parser!(u64).range(1..=most)
+}
+
+/// Parses one of these names, which completions know then; those after a bar are other spellings.
+pub fn one_of<T>(names: &[&'static str]) -> impl TypedValueParser<Value = T> + use<T>
+where
+    T: FromStr<Err: Error + Send + Sync + 'static> + Clone + Send + Sync + 'static,
+{
+    let values = names.iter().map(|names| {
+        let mut names = names.split('|');
+        let value = PossibleValue::new(names.next().unwrap_or_default());
+        value.aliases(names)
+    });
+    PossibleValuesParser::new(values).try_map(|name| name.parse())
+}
+
+/// Parses the name of a layout.
+pub fn layout() -> impl TypedValueParser<Value = Layout> {
+    one_of(&Layout::ALL.map(Layout::name))
+}
+
+/// Parses the name of a backend.
+pub fn backend() -> impl TypedValueParser<Value = BackendKind> {
+    one_of(&BACKENDS)
+}
+
+/// Backends, with their other spellings.
+pub const BACKENDS: [&str; 5] = [
+    "default",
+    "sync",
+    "async|tokio",
+    "io-uring|io_uring",
+    "mmap",
+];
+
+/// Parses the name of a dialect.
+pub fn dialect() -> impl TypedValueParser<Value = DialectName> {
+    one_of(&["tensora", "store"])
+}
+
+fn access() -> impl TypedValueParser<Value = Access> {
+    one_of(&["auto", "buffered", "direct"])
 }
 
 fn chunk(text: &str) -> Result<u64, String> {

@@ -93,6 +93,8 @@ fn make(key: &Key<'_>, folder: &Path, original: &Checkpoint) -> Result<()> {
         // Which of them lie beside the weights depends on what was downloaded so far.
         companions: false,
         resume: true,
+        // What cannot be continued is only a copy.
+        force: true,
         ..ConvertOptions::default()
     };
     let conversion = Conversion::plan(original, &options)?;

@@ -11,7 +11,7 @@ use tensora::facts::{IoUringAvailability, process};
 use tensora::integrity::Entries;
 use tensora::{BackendKind, ErrorKind, Layout, Settings, text};
 
-use crate::args::Unknown;
+use crate::args::{self, Unknown};
 use crate::digest;
 use crate::measure::{Bench, Figures, Reader};
 use crate::model::{self, Choice, Subject};
@@ -26,13 +26,26 @@ use crate::{reference, size};
 #[derive(Debug, Args)]
 pub struct Demo {
     /// safetensors or serverlessllm; both when it is left out
+    #[arg(value_parser = args::layout(), ignore_case = true, hide_possible_values = true)]
     layout: Option<Layout>,
     /// async, sync (one worker), parallel-sync (all cores), io-uring, mmap, default, metadata, all
-    #[arg(default_value = "all")]
+    #[arg(default_value = "all", value_parser = args::one_of::<Scenario>(&SCENARIOS), hide_possible_values = true)]
     scenario: Scenario,
     #[command(flatten)]
     choice: Choice,
 }
+
+/// Names of scenarios, with their other spellings.
+const SCENARIOS: [&str; 8] = [
+    "async|tokio",
+    "sync",
+    "parallel-sync",
+    "io-uring|io_uring",
+    "mmap",
+    "default",
+    "metadata",
+    "all",
+];
 
 /// What to show.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -3,13 +3,14 @@
 use std::io::Write;
 use std::path::PathBuf;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use clap::Args;
 use serde::Serialize;
 use tensora::integrity::{CompareOptions, Comparison, Difference, What, compare};
 use tensora::text;
 
 use crate::args::Backend;
+use crate::failure::Reported;
 use crate::hub::Hub;
 use crate::model;
 use crate::progress::Progress;
@@ -77,18 +78,19 @@ pub fn run(args: &Diff, out: &mut dyn Write) -> Result<()> {
     }
     out.flush()?;
     let count = found.only_in_a.len() + found.only_in_b.len() + found.differing.len();
-    bail!("{} differ", output::counted(count as u64, "tensor"))
+    let what = format!("{} differ", output::counted(count as u64, "tensor"));
+    Err(Reported(what).into())
 }
 
 fn print(found: &Comparison, out: &mut dyn Write) -> Result<()> {
     for name in &found.only_in_a {
-        writeln!(out, "only in A: {}", text::name(name))?;
+        writeln!(out, "only in A: {}", text::quoted(name))?;
     }
     for name in &found.only_in_b {
-        writeln!(out, "only in B: {}", text::name(name))?;
+        writeln!(out, "only in B: {}", text::quoted(name))?;
     }
     for difference in &found.differing {
-        let name = text::name(&difference.name);
+        let name = text::quoted(&difference.name);
         match &difference.what {
             What::Dtype { a, b } => writeln!(out, "dtype: {name}: {a} in A, {b} in B")?,
             What::Shape { a, b } => writeln!(

@@ -1,7 +1,9 @@
 //! What a failure means to whoever called the program: exit codes, and one line of text.
 
 use std::fmt;
+use std::path::PathBuf;
 
+use serde::Serialize;
 use tensora::{ErrorKind, text};
 
 /// Something went wrong.
@@ -24,6 +26,71 @@ impl fmt::Display for Usage {
 }
 
 impl std::error::Error for Usage {}
+
+/// A check that found something, which is in what was printed: with `--json` nothing more is.
+#[derive(Debug)]
+pub struct Reported(pub String);
+
+impl fmt::Display for Reported {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Reported {}
+
+/// A failure as programs read it.
+#[derive(Debug, Serialize)]
+pub struct Failed {
+    ok: bool,
+    error: About,
+}
+
+/// What is known about it; paths and names are exact.
+#[derive(Debug, Serialize)]
+struct About {
+    /// That of the library's errors, `Usage`, or `Other`.
+    kind: String,
+    message: String,
+    path: Option<PathBuf>,
+    tensor: Option<String>,
+    help: Option<String>,
+}
+
+impl Failed {
+    /// `None` for what was reported already.
+    pub fn new(error: &anyhow::Error) -> Option<Self> {
+        if error.is::<Reported>() {
+            return None;
+        }
+        let ours = library_error(error);
+        let help = ours.and_then(tensora::Error::remedy).map(str::to_owned);
+        let mut message = chain(error);
+        // It has a field of its own.
+        if let Some(help) = &help {
+            let end = format!("; {}", text::message(help));
+            message.truncate(message.strip_suffix(&end).unwrap_or(&message).len());
+        }
+        let kind = match ours {
+            Some(error) => error.kind().to_string(),
+            None if error.is::<Usage>() => "Usage".to_owned(),
+            None => "Other".to_owned(),
+        };
+        let error = About {
+            kind,
+            message,
+            // JSON has no other paths than those that are text.
+            path: ours
+                .and_then(tensora::Error::path)
+                .map(|path| PathBuf::from(path.to_string_lossy().into_owned())),
+            tensor: ours
+                .and_then(tensora::Error::tensor_name)
+                .map(str::to_owned),
+            help,
+        };
+        Some(Self { ok: false, error })
+    }
+}
 
 /// The exit code for a failed command.
 pub fn exit_code(error: &anyhow::Error) -> u8 {

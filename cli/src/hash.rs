@@ -12,10 +12,10 @@ use tensora::{Settings, integrity};
 
 use crate::args::{Backend, Tuning};
 use crate::model::Named;
-use crate::output;
 use crate::progress::Progress;
 use crate::size;
 use crate::trace_file::TraceTo;
+use crate::{out_file, output};
 
 /// Load a checkpoint and print a SHA-256 digest for each tensor, sorted by name.
 #[derive(Debug, Args)]
@@ -32,7 +32,8 @@ pub struct Hash {
     /// One JSON object per line: name, dtype, shape, nbytes, sha256
     #[arg(long)]
     json: bool,
-    /// Write a manifest to this file, for tensora verify, and print only how many tensors it lists
+    /// Write a manifest to this file, for tensora verify, and print only how many tensors it
+    /// lists; - is the standard output
     #[arg(long, value_name = "OUT", conflicts_with = "json")]
     manifest: Option<PathBuf>,
     #[command(flatten)]
@@ -49,7 +50,16 @@ struct Line<'a> {
 
 pub fn run(args: &Hash, out: &mut dyn Write) -> Result<()> {
     let trace = args.trace.open()?;
+    let manifest = args.manifest.as_ref();
+    let manifest = manifest.map(|path| out_file::open(path, "manifest", Manifest::is_begun_by));
+    let manifest = manifest.transpose()?;
     let (_, checkpoint) = args.named.open()?;
+    if let Some(file) = &manifest {
+        out_file::refuse_part_of(file, &checkpoint)?;
+    }
+    if let Some(file) = &trace {
+        file.refuse_part_of(&checkpoint)?;
+    }
     let options = HashOptions {
         settings: Settings {
             budget: Some(args.budget),
@@ -62,10 +72,13 @@ pub fn run(args: &Hash, out: &mut dyn Write) -> Result<()> {
     let entries = integrity::hash(&checkpoint, &options, &|bytes| progress.add(bytes))?;
     drop(progress);
     trace.map_or(Ok(()), |file| file.finish())?;
-    if let Some(path) = &args.manifest {
+    if let Some(file) = manifest {
         let count = output::counted(entries.len() as u64, "tensor");
-        Manifest::new(entries).write(path)?;
-        writeln!(out, "{}: {count}", tensora::text::path(path))?;
+        let (path, is_stdout) = (file.path().to_owned(), file.is_stdout());
+        Manifest::new(entries).write_to(file)?;
+        if !is_stdout {
+            writeln!(out, "{}: {count}", tensora::text::path(&path))?;
+        }
         return Ok(());
     }
     for (name, entry) in &entries {

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use anyhow::Result;
 use clap::Args;
 use tensora::hf_model::{self, Client, Event, Pull};
-use tensora::text;
+use tensora::{Error, ErrorKind, text};
 
 use crate::progress::Progress;
 
@@ -39,7 +39,8 @@ impl Hub {
             return Ok(hf_model::resolve(name, revision)?);
         }
         let client = self.client(false)?;
-        Ok(client.resolve(name, revision, adjust)?)
+        let found = client.resolve(name, revision, adjust);
+        Ok(found.map_err(|error| no_path_either(error, name))?)
     }
 
     /// The client that the environment and these arguments ask for. It shows its progress on a
@@ -61,6 +62,24 @@ impl Hub {
 /// Whether a name is a path that is there, a dangling link included.
 pub fn is_path(name: &Path) -> bool {
     name.symlink_metadata().is_ok()
+}
+
+/// A name may be a mistyped path: a model that cannot be had is only half of what to say.
+fn no_path_either(error: Error, name: &Path) -> Error {
+    let about_the_model = matches!(
+        error.kind(),
+        ErrorKind::NotFound | ErrorKind::NotCached | ErrorKind::Network | ErrorKind::Denied
+    );
+    // One with a path speaks of that path.
+    if !about_the_model || error.path() == Some(name) {
+        return error;
+    }
+    let name = text::quoted(&name.to_string_lossy());
+    let remedy = match error.remedy() {
+        Some(remedy) => format!("there is no file or folder {name} here, either; {remedy}"),
+        None => format!("there is no file or folder {name} here, either"),
+    };
+    error.help(remedy)
 }
 
 /// The bar of one download at a time.

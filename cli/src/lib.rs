@@ -16,6 +16,7 @@ mod folders;
 mod hub;
 mod measure;
 mod model;
+mod out_file;
 mod output;
 mod program;
 mod progress;
@@ -44,6 +45,13 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
+use completions::Program;
+
+const ABOUT: &str = "Loads checkpoints of large language models, and shows how";
+const ABOUT_PROFILE: &str = "Measures loads of checkpoints, and shows what this machine can do";
+const ABOUT_DEMO: &str =
+    "Loads a checkpoint with every backend, and proves that all bytes are equal";
+const ABOUT_CONVERT: &str = "Converts a checkpoint from SafeTensors to ServerlessLLM, or back";
 
 /// All commands in one program.
 #[derive(Debug, Args)]
@@ -84,10 +92,9 @@ enum Command {
 
 /// The program `tensora`.
 pub fn tensora() -> ExitCode {
-    let about = "Loads checkpoints of large language models, and shows how";
     program::run(
         "tensora",
-        about,
+        ABOUT,
         |args: Tensora, out: &mut dyn Write| match args.command {
             Command::Pull(args) => pull::run(&args, out),
             Command::Cache(args) => cache_list::run(&args, out),
@@ -101,28 +108,36 @@ pub fn tensora() -> ExitCode {
             Command::Profile(args) => profile::run(&args, out),
             Command::Calibrate(args) => calibrate::run(&args, out),
             Command::Demo(args) => demo::run(&args, out),
-            Command::Completions(args) => {
-                let mut command = program::arguments::<Tensora>("tensora", about);
-                completions::run(&args, &mut command, out)
-            }
+            Command::Completions(args) => completions::run(&args, arguments, out),
         },
     )
 }
 
+/// The arguments of one of the programs.
+fn arguments(program: Program) -> clap::Command {
+    match program {
+        Program::Tensora => program::arguments::<Tensora>("tensora", ABOUT),
+        Program::Convert => program::arguments::<convert::Convert>("convert", ABOUT_CONVERT),
+        Program::Profile => program::arguments::<profile::Profile>("profile", ABOUT_PROFILE),
+        Program::Demo => program::arguments::<demo::Demo>("demo", ABOUT_DEMO),
+    }
+}
+
 /// The program `profile`.
 pub fn profile() -> ExitCode {
-    let about = "Measures loads of checkpoints, and shows what this machine can do";
-    program::run("profile", about, |args, out| profile::run(&args, out))
+    program::run("profile", ABOUT_PROFILE, |args, out| {
+        profile::run(&args, out)
+    })
 }
 
 /// The program `demo`.
 pub fn demo() -> ExitCode {
-    let about = "Loads a checkpoint with every backend, and proves that all bytes are equal";
-    program::run("demo", about, |args, out| demo::run(&args, out))
+    program::run("demo", ABOUT_DEMO, |args, out| demo::run(&args, out))
 }
 
 /// The program `convert`.
 pub fn convert() -> ExitCode {
-    let about = "Converts a checkpoint from SafeTensors to ServerlessLLM, or back";
-    program::run("convert", about, |args, out| convert::run(&args, out))
+    program::run("convert", ABOUT_CONVERT, |args, out| {
+        convert::run(&args, out)
+    })
 }

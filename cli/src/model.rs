@@ -9,7 +9,7 @@ use tensora::{Checkpoint, Layout, text};
 
 use crate::failure::Usage;
 use crate::hub::{self, Hub};
-use crate::{config, copies, output, samples, size};
+use crate::{args, config, copies, output, samples, size};
 
 /// Size of the sample that is taken where nothing else is chosen.
 const SAMPLE_BYTES: u64 = 256 << 20;
@@ -23,7 +23,7 @@ pub struct Named {
     #[command(flatten)]
     hub: Hub,
     /// safetensors or serverlessllm, where a folder holds both
-    #[arg(long)]
+    #[arg(long, value_parser = args::layout(), ignore_case = true, hide_possible_values = true)]
     layout: Option<Layout>,
 }
 

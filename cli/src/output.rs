@@ -55,6 +55,20 @@ pub fn checkpoint(layout: Layout, tensors: u64, bytes: u64, files: u64) -> Strin
     )
 }
 
+/// The files that hold a checkpoint, by what they are: `3 partitions and an index`.
+pub fn parts(layout: Layout, data_files: u64, files: u64) -> String {
+    let what = match layout {
+        Layout::ServerlessLlm => "partition",
+        Layout::SafeTensors => "file",
+    };
+    let index = if files > data_files {
+        " and an index"
+    } else {
+        ""
+    };
+    format!("{}{index}", counted(data_files, what))
+}
+
 /// The same of one that was written, after its folder.
 pub fn written(folder: &Path, layout: Layout, tensors: u64, bytes: u64, files: u64) -> String {
     let checkpoint = checkpoint(layout, tensors, bytes, files);

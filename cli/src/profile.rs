@@ -43,6 +43,7 @@ struct Loads {
     /// default, sync, async, io-uring, mmap; native (std::fs::read of file after file),
     /// native-parallel (a thread for each file). A file that is truncated while mmap has it mapped
     /// ends the program with SIGBUS; the others report an error
+    #[arg(value_parser = args::one_of::<Case>(&CASES), hide_possible_values = true)]
     case: Case,
     #[command(flatten)]
     choice: Choice,
@@ -63,6 +64,17 @@ struct Loads {
     #[command(flatten)]
     trace: TraceTo,
 }
+
+/// Names of cases, with their other spellings.
+const CASES: [&str; 7] = [
+    "default",
+    "sync",
+    "async|tokio",
+    "io-uring|io_uring",
+    "mmap",
+    "native|hf-native",
+    "native-parallel",
+];
 
 /// Who reads: a backend, or a plain read to compare with.
 #[derive(Debug, Clone, Copy)]
@@ -126,6 +138,9 @@ fn measure(args: &Loads, layout: Layout, out: &mut dyn Write) -> Result<()> {
     let reader = args.reader()?;
     let trace = args.trace.open()?;
     let bench = Bench::new(args.choice.subject(layout)?)?;
+    if let Some(file) = &trace {
+        file.refuse_part_of(bench.checkpoint())?;
+    }
     let path =
         std::path::absolute(&bench.subject().path).unwrap_or_else(|_| bench.subject().path.clone());
     if !args.json {

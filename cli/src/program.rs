@@ -31,6 +31,13 @@ pub fn run<A: Args>(
         Err(error) => {
             // What was printed comes before the error that ended it.
             let _ = out.flush();
+            if wants_json(&matches)
+                && output_error(&error).is_none()
+                && let Some(failed) = failure::Failed::new(&error)
+            {
+                // The exit code says it, too.
+                let _ = output::json_line(&mut out, &failed);
+            }
             let error = match output_error(&error) {
                 Some(_) => error.context("cannot write to the standard output"),
                 None => error,
@@ -59,6 +66,16 @@ pub fn arguments<A: Args>(name: &'static str, about: &'static str) -> Command {
         .arg(verbose);
     // After the arguments, whose documentation describes them and not the program.
     A::augment_args(command).about(about).long_about(None)
+}
+
+/// Whether the command, or the one within it, was asked for JSON.
+fn wants_json(matches: &ArgMatches) -> bool {
+    let asked = matches.try_get_one::<bool>("json");
+    let asked = asked.ok().flatten().is_some_and(|&asked| asked);
+    asked
+        || matches
+            .subcommand()
+            .is_some_and(|(_, inner)| wants_json(inner))
 }
 
 fn log(matches: &ArgMatches) {

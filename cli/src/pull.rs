@@ -9,7 +9,7 @@ use serde::Serialize;
 use tensora::{Layout, Selection, hf_model, text};
 
 use crate::hub::Hub;
-use crate::{output, size};
+use crate::{args, output, size};
 
 /// Download a model into the Hub cache, without loading it.
 ///
@@ -27,7 +27,7 @@ pub struct Pull {
     #[arg(long)]
     with_tokenizer: bool,
     /// safetensors or serverlessllm, where a repository holds both
-    #[arg(long)]
+    #[arg(long, value_parser = args::layout(), ignore_case = true, hide_possible_values = true)]
     layout: Option<Layout>,
     /// Show no progress, and print nothing
     #[arg(short, long, conflicts_with = "json")]

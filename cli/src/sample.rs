@@ -33,7 +33,7 @@ pub struct Sample {
     #[arg(long, default_value = "bf16", value_parser = dtype)]
     dtype: Dtype,
     /// safetensors or serverlessllm
-    #[arg(long, default_value_t = Layout::SafeTensors)]
+    #[arg(long, default_value_t = Layout::SafeTensors, value_parser = args::layout(), ignore_case = true, hide_possible_values = true)]
     layout: Layout,
     /// One JSON object that says what was written
     #[arg(long)]

@@ -4,7 +4,7 @@
 use std::io::Write;
 use std::path::PathBuf;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use clap::Args;
 use tensora::integrity::{
     HashOptions, Manifest, Problem, VerifyOptions, VerifyReport, verify_checkpoint,
@@ -12,6 +12,7 @@ use tensora::integrity::{
 use tensora::{Settings, text};
 
 use crate::args::Backend;
+use crate::failure::Reported;
 use crate::model::{Named, summary};
 use crate::progress::Progress;
 use crate::{failure, output, size};
@@ -73,7 +74,8 @@ pub fn run(args: &Verify, out: &mut dyn Write) -> Result<()> {
         0 => Ok(()),
         count => {
             out.flush()?;
-            bail!("{} found", output::counted(count, "problem"))
+            let what = format!("{} found", output::counted(count, "problem"));
+            Err(Reported(what).into())
         }
     }
 }
@@ -81,7 +83,7 @@ pub fn run(args: &Verify, out: &mut dyn Write) -> Result<()> {
 fn print(report: &VerifyReport, what: &str, out: &mut dyn Write) -> Result<()> {
     for Problem { tensor, problem } in &report.problems {
         match tensor {
-            Some(tensor) => writeln!(out, "bad: {}: {problem}", text::name(tensor))?,
+            Some(tensor) => writeln!(out, "bad: {}: {problem}", text::quoted(tensor))?,
             None => writeln!(out, "bad: {problem}")?,
         }
     }

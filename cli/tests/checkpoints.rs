@@ -236,7 +236,8 @@ fn conversion_there_and_back_keeps_every_byte() {
     let expected = sandbox.run("tensora", &["hash", "a", "--json"]);
     for backend in ["default", "sync", "async", "mmap"] {
         let (there, back) = (format!("{backend}/x"), format!("{backend}/y"));
-        sandbox.run("convert", &["a", &there, "-p", "3", "-b", backend]);
+        let said = sandbox.run("convert", &["a", &there, "-p", "3", "-b", backend]);
+        assert!(said.contains("in 3 partitions and an index"), "{said}");
         let files = names(&sandbox.path(&there));
         let expected_files = [
             "config.json",

@@ -257,7 +257,16 @@ fn a_cache_that_may_not_be_written_to_is_enough() {
         if user() == 0 {
             command.uid(65534).gid(65534);
         }
-        command.output().unwrap()
+        // A process that another test starts holds the copy open for writing until it has become
+        // another program.
+        loop {
+            match command.output() {
+                Err(error) if error.kind() == std::io::ErrorKind::ExecutableFileBusy => {
+                    std::thread::sleep(std::time::Duration::from_millis(10));
+                }
+                output => break output.unwrap(),
+            }
+        }
     };
     let requests = hub.requests().len();
     let by_commit = run(&["hash", ID, "--revision", COMMIT]);

@@ -8,8 +8,7 @@ mod open;
 pub(crate) mod pieces;
 mod resolve;
 
-use std::collections::BTreeMap;
-#[cfg(feature = "hub")]
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -35,12 +34,11 @@ struct Inner {
     sources: Vec<Arc<dyn Source>>,
     tensors: Vec<TensorMeta>,
     names: Names,
-    metadata: BTreeMap<String, String>,
+    metadata: Metadata,
     total_bytes: u64,
 }
 
 /// Which files a folder's checkpoint consists of, told by names.
-#[cfg(feature = "hub")]
 pub(crate) enum Parts {
     /// SafeTensors files without an index.
     Files(Vec<PathBuf>),
@@ -50,24 +48,34 @@ pub(crate) enum Parts {
     Partitions(PathBuf),
 }
 
-#[cfg(feature = "hub")]
 impl Parts {
     /// The parts of the checkpoint that [`Checkpoint::open`] would open in this folder.
+    #[cfg(feature = "hub")]
     pub(crate) fn of_folder(folder: &Path, layout: Option<Layout>) -> Result<Self> {
         resolve::resolve(folder, layout).map(Self::from)
     }
 
     /// The same for a folder that is elsewhere and has these files, which `root` stands for.
+    #[cfg(feature = "hub")]
     pub(crate) fn of_names(
         root: &Path,
         files: Vec<OsString>,
         layout: Option<Layout>,
     ) -> Result<Self> {
-        resolve::names(root, files, layout).map(Self::from)
+        Self::of_listing(root, files, Vec::new(), layout)
+    }
+
+    /// The same for a folder that would have these entries.
+    pub(crate) fn of_listing(
+        root: &Path,
+        files: Vec<OsString>,
+        folders: Vec<OsString>,
+        layout: Option<Layout>,
+    ) -> Result<Self> {
+        resolve::listing(root, files, folders, layout).map(Self::from)
     }
 }
 
-#[cfg(feature = "hub")]
 impl From<resolve::Resolved> for Parts {
     fn from(found: resolve::Resolved) -> Self {
         match found {
@@ -83,7 +91,18 @@ struct Contents {
     sources: Vec<Arc<dyn Source>>,
     tensors: Vec<TensorMeta>,
     names: Names,
-    metadata: BTreeMap<String, String>,
+    metadata: Metadata,
+}
+
+/// What a SafeTensors checkpoint says beside its tensors.
+#[derive(Default)]
+struct Metadata {
+    /// The `__metadata__` of all files together.
+    merged: BTreeMap<String, String>,
+    /// Keys that have more than one value, of which the first file's is in `merged`.
+    conflicts: BTreeSet<String>,
+    /// The index that has more, where one was opened.
+    index: Option<PathBuf>,
 }
 
 impl Checkpoint {
@@ -207,10 +226,20 @@ impl Checkpoint {
         })
     }
 
+    /// Keys of the `__metadata__` that have another value in a later shard.
+    pub(crate) fn metadata_conflicts(&self) -> &BTreeSet<String> {
+        &self.inner.metadata.conflicts
+    }
+
+    /// The `*.index.json` that was opened.
+    pub(crate) fn safetensors_index(&self) -> Option<&Path> {
+        self.inner.metadata.index.as_deref()
+    }
+
     /// The `__metadata__` of all shards together; of a key that occurs twice, the first shard's
     /// value. Empty for ServerlessLLM, which has no metadata.
     pub fn metadata(&self) -> &BTreeMap<String, String> {
-        &self.inner.metadata
+        &self.inner.metadata.merged
     }
 
     /// Bytes of all tensors when contiguous: the sum of [`TensorMeta::nbytes`].

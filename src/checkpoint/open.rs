@@ -1,13 +1,13 @@
 //! From resolved paths or sources to contents: headers are read, indexes applied.
 
-use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use super::Contents;
 use super::resolve::Resolved;
+use super::{Contents, Metadata};
 use crate::engine::Engine;
 use crate::error::{Error, ErrorKind, Result};
 use crate::formats::index::{MAX_INDEX_BYTES, ShardIndex};
@@ -47,7 +47,9 @@ pub(super) fn open(found: Resolved, engine: &Engine) -> Result<Contents> {
                 Ok((file, header))
             })?;
             let (sources, headers) = opened.into_iter().unzip();
-            apply(&shards, sources, headers)
+            let mut contents = apply(&shards, sources, headers)?;
+            contents.metadata.index = Some(index);
+            Ok(contents)
         }
         Resolved::Partitions { index, root } => open_partitions(&index, &root, engine),
     }
@@ -155,7 +157,7 @@ fn place(index: PartitionIndex, ids: Vec<u64>, sources: Vec<Arc<dyn Source>>) ->
         sources,
         tensors,
         names,
-        metadata: BTreeMap::new(),
+        metadata: Metadata::default(),
     })
 }
 
@@ -174,7 +176,10 @@ fn union(sources: Vec<Arc<dyn Source>>, mut headers: Vec<Header>) -> Result<Cont
             sources,
             tensors: header.tensors,
             names: header.names,
-            metadata: header.metadata,
+            metadata: Metadata {
+                merged: header.metadata,
+                ..Metadata::default()
+            },
         });
     }
     let metadata = merge_metadata(&mut headers);
@@ -252,14 +257,22 @@ fn apply(
     })
 }
 
-fn merge_metadata(headers: &mut [Header]) -> BTreeMap<String, String> {
-    let mut merged = BTreeMap::new();
+fn merge_metadata(headers: &mut [Header]) -> Metadata {
+    let mut metadata = Metadata::default();
     for header in headers {
         for (key, value) in std::mem::take(&mut header.metadata) {
-            merged.entry(key).or_insert(value);
+            match metadata.merged.entry(key) {
+                Entry::Vacant(place) => {
+                    place.insert(value);
+                }
+                Entry::Occupied(kept) if *kept.get() != value => {
+                    metadata.conflicts.insert(kept.key().clone());
+                }
+                Entry::Occupied(_) => {}
+            }
         }
     }
-    merged
+    metadata
 }
 
 fn open_file(path: &Path, engine: &Engine) -> Result<Arc<dyn Source>> {

@@ -91,7 +91,7 @@ impl Checkpoint {
             sources,
             tensors,
             names,
-            metadata: std::collections::BTreeMap::new(),
+            metadata: super::Metadata::default(),
         };
         Self::new(
             self.engine().clone(),

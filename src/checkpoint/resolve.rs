@@ -80,15 +80,16 @@ pub(super) fn resolve(path: &Path, layout: Option<Layout>) -> Result<Resolved> {
     })
 }
 
-/// Finds the files of the checkpoint among the names of a folder that is elsewhere.
-#[cfg(feature = "hub")]
-pub(super) fn names(
+/// Finds the files of the checkpoint among the names of a folder that is elsewhere, or is going to
+/// look like this.
+pub(super) fn listing(
     path: &Path,
     mut files: Vec<OsString>,
+    mut folders: Vec<OsString>,
     layout: Option<Layout>,
 ) -> Result<Resolved> {
     files.sort_unstable();
-    let folders = Vec::new();
+    folders.sort_unstable();
     in_listing(
         &Listing {
             path,

@@ -18,8 +18,10 @@ pub(crate) mod folder;
 mod in_parallel;
 mod open_files;
 mod rename;
+mod runs;
 mod safetensors_writer;
 mod serverlessllm_writer;
+mod single_file;
 mod writer;
 
 use std::collections::HashSet;
@@ -31,14 +33,17 @@ use crate::tensor::Shape;
 #[cfg(feature = "hub")]
 pub(crate) use convert::is_companion;
 pub use convert::{
-    Conversion, ConvertOptions, ConvertReport, DEFAULT_SHARD_BYTES, METADATA_FILE, convert,
+    Conversion, ConvertOptions, ConvertReport, DEFAULT_SHARD_BYTES, METADATA_FILE,
+    MetadataConflict, convert,
 };
 pub use folder::{Abandoned, OutputFolder, PendingFile};
 pub(crate) use in_parallel::in_parallel;
+use runs::even_runs;
 pub use safetensors_writer::{SafetensorsOptions, Sharding, plan as plan_safetensors};
 pub use serverlessllm_writer::{
     RECOMMENDED_PARTITION_BYTES, ServerlessLlmOptions, plan as plan_serverlessllm,
 };
+pub use single_file::{SingleFile, write_file};
 use writer::write_all_at;
 pub use writer::{CheckpointWriter, TensorSink, WriteOptions, WriteReport};
 

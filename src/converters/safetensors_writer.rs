@@ -14,7 +14,7 @@ use std::fmt::Write as _;
 use serde::Serialize;
 
 use crate::converters::{
-    OutputFile, OutputIndex, OutputPlan, OutputTensor, Placement, checked_sizes, json,
+    OutputFile, OutputIndex, OutputPlan, OutputTensor, Placement, checked_sizes, even_runs, json,
 };
 use crate::error::{Error, ErrorKind, Result};
 
@@ -30,7 +30,8 @@ pub enum Sharding {
     /// One file without an index.
     #[default]
     Single,
-    /// At most this many files of about the same size, each with a run of consecutive tensors.
+    /// This many files, each with a run of consecutive tensors, of about the same size where tensors
+    /// allow it. None is empty: fewer where there are fewer tensors with bytes.
     Count(u32),
     /// As many files as it takes for each to hold at most this many bytes of tensors. A tensor that
     /// is larger has a file for itself.
@@ -78,7 +79,8 @@ pub fn plan(tensors: Vec<OutputTensor>, options: &SafetensorsOptions) -> Result<
             ErrorKind::InvalidArgument,
             "SafeTensors headers reserve this name",
         )
-        .tensor("__metadata__"));
+        .tensor("__metadata__")
+        .help("rename the tensor, or keep the checkpoint in the other layout"));
     }
     let sizes = checked_sizes(&tensors)?;
     let shards = shards(&sizes, options.sharding)?;
@@ -152,47 +154,35 @@ pub fn plan(tensors: Vec<OutputTensor>, options: &SafetensorsOptions) -> Result<
 
 /// Runs of tensor indices, one for each file; never none.
 fn shards(sizes: &[u64], sharding: Sharding) -> Result<Vec<Vec<usize>>> {
-    let total: u64 = sizes.iter().sum();
-    let mut shards: Vec<Vec<usize>> = Vec::new();
-    let mut last_key = None;
-    let (mut before, mut filled) = (0_u64, 0_u64);
-    for (index, &size) in sizes.iter().enumerate() {
-        let key = match sharding {
-            Sharding::Single => 0,
-            Sharding::Count(0) | Sharding::MaxBytes(0) => {
-                return Err(Error::new(
-                    ErrorKind::InvalidArgument,
-                    "a checkpoint has at least one file of at least one byte",
-                ));
-            }
-            // The file in which the middle of the tensor falls when the bytes are cut evenly.
-            Sharding::Count(count) => {
-                let middle = u128::from(before) * 2 + u128::from(size);
-                let file = middle * u128::from(count) / (u128::from(total) * 2).max(1);
-                (file as u64).min(u64::from(count) - 1)
-            }
-            Sharding::MaxBytes(limit) => {
-                let key = last_key.unwrap_or(0);
-                if filled > 0 && size > 0 && filled + size > limit {
-                    filled = 0;
-                    key + 1
-                } else {
-                    key
-                }
-            }
-        };
-        before += size;
-        filled += size;
-        match shards.last_mut() {
-            Some(shard) if last_key == Some(key) => shard.push(index),
-            _ => shards.push(vec![index]),
+    let files = match sharding {
+        Sharding::Single => vec![0; sizes.len()],
+        Sharding::Count(0) | Sharding::MaxBytes(0) => {
+            return Err(Error::new(
+                ErrorKind::InvalidArgument,
+                "a checkpoint has at least one file of at least one byte",
+            ));
         }
-        last_key = Some(key);
-    }
-    if shards.is_empty() {
-        shards.push(Vec::new());
+        Sharding::Count(count) => even_runs(sizes, count as usize),
+        Sharding::MaxBytes(limit) => bounded_runs(sizes, limit),
+    };
+    let mut shards = vec![Vec::new(); files.last().map_or(1, |last| last + 1)];
+    for (index, file) in files.into_iter().enumerate() {
+        shards[file].push(index);
     }
     Ok(shards)
+}
+
+/// The file of each tensor when files have at most `limit` bytes, or one tensor.
+fn bounded_runs(sizes: &[u64], limit: u64) -> Vec<usize> {
+    let (mut file, mut filled) = (0, 0_u64);
+    let place = |&size: &u64| {
+        if filled > 0 && size > 0 && filled + size > limit {
+            (file, filled) = (file + 1, 0);
+        }
+        filled += size;
+        file
+    };
+    sizes.iter().map(place).collect()
 }
 
 /// The length prefix and the JSON of one file, padded so that data begin on a page.
@@ -322,6 +312,18 @@ mod tests {
         let uneven = shards(&[1, 1, 98, 1, 1], Sharding::Count(3)).unwrap();
         assert_eq!(uneven.concat(), [0, 1, 2, 3, 4]);
         assert_eq!(uneven.len(), 3);
+        // One giant leaves as many files, each with something in it.
+        for at in 0..5 {
+            let mut sizes = [1, 1, 1, 1, 1, 0];
+            sizes[at] = 1000;
+            for count in 1..7 {
+                let runs = shards(&sizes, Sharding::Count(count)).unwrap();
+                assert_eq!(runs.len(), count.min(5) as usize, "{at}, {count}");
+                let filled = |run: &Vec<usize>| run.iter().any(|&index| sizes[index] > 0);
+                assert!(runs.iter().all(filled));
+                assert_eq!(runs.concat(), [0, 1, 2, 3, 4, 5]);
+            }
+        }
         let by_size = shards(&[3, 3, 3, 50, 0, 3], Sharding::MaxBytes(7)).unwrap();
         assert_eq!(by_size, [vec![0, 1], vec![2], vec![3, 4], vec![5]]);
         assert!(shards(&[1], Sharding::Count(0)).is_err());

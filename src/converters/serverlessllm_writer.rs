@@ -14,7 +14,7 @@ use std::collections::BinaryHeap;
 use std::fmt::Write as _;
 
 use crate::converters::{
-    OutputFile, OutputIndex, OutputPlan, OutputTensor, Placement, checked_sizes, json,
+    OutputFile, OutputIndex, OutputPlan, OutputTensor, Placement, checked_sizes, even_runs, json,
 };
 use crate::error::{Error, ErrorKind, Result};
 use crate::formats::serverlessllm::{Dialect, INDEX_FILE, partition_file};
@@ -151,34 +151,22 @@ fn balanced(sizes: &[u64], partitions: usize, packed: bool) -> (Vec<Placement>, 
     (placements, lens)
 }
 
-/// Places of the five-element dialect: runs, cut where the middle of a record passes an even share.
+/// Places of the five-element dialect, in runs, and the lengths of the partitions.
 fn in_runs(sizes: &[u64], partitions: usize) -> (Vec<Placement>, Vec<u64>) {
     let padded = |size: u64| size.next_multiple_of(RECORD_ALIGNMENT);
-    let total: u64 = sizes.iter().map(|&size| padded(size)).sum();
-    let mut lens = vec![0_u64];
-    let mut share = 0;
-    let mut before = 0_u64;
-    let mut placements = Vec::with_capacity(sizes.len());
-    for &size in sizes {
-        if size > 0 {
-            let middle = u128::from(before) * 2 + u128::from(padded(size));
-            let now = middle * partitions as u128 / (u128::from(total) * 2);
-            // Shares that no record's middle falls into have no file: none is empty.
-            if now > share && lens[lens.len() - 1] > 0 {
-                lens.push(0);
-            }
-            share = now;
-        }
-        let file = lens.len() - 1;
-        placements.push(Placement {
+    let records: Vec<u64> = sizes.iter().map(|&size| padded(size)).collect();
+    let mut lens = vec![0_u64; partitions];
+    let files = even_runs(&records, partitions);
+    let places = files.into_iter().zip(sizes).map(|(file, &len)| {
+        let offset = lens[file];
+        lens[file] += padded(len);
+        Placement {
             file: file as u32,
-            offset: lens[file],
-            len: size,
-        });
-        lens[file] += padded(size);
-        before += padded(size);
-    }
-    (placements, lens)
+            offset,
+            len,
+        }
+    });
+    (places.collect(), lens)
 }
 
 fn torch_dtype(tensor: &OutputTensor) -> Result<&'static str> {

@@ -9,8 +9,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use super::local::not_writable;
-use crate::converters::folder::{has_no_locks, is_at};
 use crate::error::{Error, ErrorKind, Result};
+use crate::locks::{has_no_locks, is_at};
 
 /// How often a lock that somebody else holds is asked for.
 const INTERVAL: Duration = Duration::from_millis(50);

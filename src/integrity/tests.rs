@@ -311,6 +311,28 @@ fn what_does_not_open_is_a_problem_with_every_file_that_is_damaged() {
 }
 
 #[test]
+fn a_read_that_fails_midway_is_a_problem_in_the_report() {
+    let folder = tempfile::tempdir().unwrap();
+    let spec = SampleSpec {
+        total_bytes: MIB,
+        ..SampleSpec::default()
+    };
+    write_sample(folder.path(), &spec).unwrap();
+    let checkpoint = Checkpoint::open(folder.path()).unwrap();
+    // Cut short after it was opened, as a disk may fail then.
+    let path = checkpoint.sources()[0].path().to_owned();
+    let file = File::options().write(true).open(path).unwrap();
+    file.set_len(1000).unwrap();
+    let options = VerifyOptions {
+        deep: true,
+        ..VerifyOptions::default()
+    };
+    let report = verify_checkpoint(&checkpoint, &options, &|_| {}).unwrap();
+    assert!(!report.ok && !report.read, "{report:?}");
+    assert_eq!(report.problems.len(), 1, "{report:?}");
+}
+
+#[test]
 fn what_is_no_manifest_is_refused_with_a_reason() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("m.json");
@@ -319,7 +341,7 @@ fn what_is_no_manifest_is_refused_with_a_reason() {
         (r#"{"format": "else", "tensors": {}}"#, "\"else\""),
         (
             r#"{"format": "tensora-manifest-1", "tensors": {"a": {"dtype": "U8", "shape": [], "nbytes": 1, "sha256": "00"}}}"#,
-            "no manifest",
+            "64 hexadecimal digits",
         ),
     ] {
         std::fs::write(&path, text).unwrap();

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 
 use crate::checkpoint::Checkpoint;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::formats::Layout;
 use crate::integrity::digest::Entries;
 use crate::integrity::hash::{HashOptions, hash};
@@ -77,11 +77,11 @@ impl Problem {
     }
 }
 
-/// Opens and checks a checkpoint. That it does not open is a problem in the report, and no error.
-/// `progress` is told bytes as they are hashed.
+/// Opens and checks a checkpoint. That it does not open, or that a part of it cannot be read, is a
+/// problem in the report, and no error. `progress` is told bytes as they are hashed.
 ///
 /// # Errors
-/// As [`hash`], where bytes are read.
+/// As [`hash`], where bytes are read; not those that say that the checkpoint is damaged.
 pub fn verify(
     path: impl AsRef<Path>,
     options: &VerifyOptions,
@@ -102,7 +102,7 @@ pub fn verify(
 /// Checks a checkpoint that is open, and whose headers, indexes and sizes therefore fit.
 ///
 /// # Errors
-/// As [`hash`], where bytes are read.
+/// As [`verify`].
 pub fn verify_checkpoint(
     checkpoint: &Checkpoint,
     options: &VerifyOptions,
@@ -115,15 +115,29 @@ pub fn verify_checkpoint(
         ..VerifyReport::default()
     };
     if options.deep || options.manifest.is_some() {
-        let found = hash(checkpoint, &options.hash, progress)?;
-        report.read = true;
-        if let Some(manifest) = &options.manifest {
-            report.compared = true;
-            report.problems = objections(&manifest.tensors, &found);
+        match hash(checkpoint, &options.hash, progress) {
+            Ok(found) => {
+                report.read = true;
+                if let Some(manifest) = &options.manifest {
+                    report.compared = true;
+                    report.problems = objections(&manifest.tensors, &found);
+                }
+            }
+            // What this is to find.
+            Err(error) if is_damage(&error) => report.problems.push(Problem::of(&error)),
+            Err(error) => return Err(error),
         }
     }
     report.ok = report.problems.is_empty();
     Ok(report)
+}
+
+/// Whether reading failed because of what was read, and not of how or by whom.
+fn is_damage(error: &Error) -> bool {
+    matches!(
+        error.kind(),
+        ErrorKind::Io | ErrorKind::Truncated | ErrorKind::SourceChanged | ErrorKind::NotFound
+    )
 }
 
 /// Files of weights beside those of the checkpoint, which an index may leave out on purpose.

@@ -135,7 +135,8 @@ impl std::fmt::Display for Replaced {
 
 impl std::error::Error for Replaced {}
 
-fn open_error(path: &Path, error: io::Error) -> Error {
+/// The error for a path that cannot be opened: a link to nothing names its target.
+pub(crate) fn open_error(path: &Path, error: io::Error) -> Error {
     let dangling = error.kind() == io::ErrorKind::NotFound;
     match std::fs::read_link(path) {
         Ok(target) if dangling => Error::new(

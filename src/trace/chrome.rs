@@ -33,6 +33,9 @@ struct Line<'a> {
     args: Value,
 }
 
+/// What a trace begins with.
+pub(super) const START: &[u8] = b"{\"displayTimeUnit\":\"ms\",\n\"otherData\":";
+
 pub(super) fn write(
     loads: &[Arc<Recorder>],
     summary: &TraceSummary,
@@ -44,10 +47,8 @@ pub(super) fn write(
         "loads": decisions,
         "summary": summary,
     });
-    write!(
-        writer,
-        "{{\"displayTimeUnit\":\"ms\",\n\"otherData\":{about},\n\"traceEvents\":["
-    )?;
+    writer.write_all(START)?;
+    write!(writer, "{about},\n\"traceEvents\":[")?;
     let mut lines = Lines {
         writer,
         first: true,

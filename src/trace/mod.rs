@@ -71,6 +71,11 @@ impl Trace {
         chrome::write(&self.loads(), &self.summary(), writer)
     }
 
+    /// Whether bytes begin as those that [`write_chrome`](Self::write_chrome) writes.
+    pub fn is_begun_by(bytes: &[u8]) -> bool {
+        bytes.starts_with(chrome::START)
+    }
+
     /// Where the time went, so far.
     pub fn summary(&self) -> TraceSummary {
         summary::of(&self.loads())

@@ -71,6 +71,19 @@ fn mount(words: &[&str], at: &Path) -> bool {
     status.is_ok_and(|status| status.success())
 }
 
+/// What a killed program still holds open keeps a mount busy for a moment; after that it goes as soon
+/// as it can.
 fn unmount(at: &Path) {
-    let _ = Command::new("umount").arg(at).status();
+    let run = |words: &[&str]| {
+        let mut command = Command::new("umount");
+        let status = command.args(words).arg(at).stderr(Stdio::null()).status();
+        status.is_ok_and(|status| status.success())
+    };
+    for _ in 0..20 {
+        if run(&[]) {
+            return;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
+    run(&["-l"]);
 }

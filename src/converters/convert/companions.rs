@@ -4,9 +4,10 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::target::METADATA_FILE;
+use super::metadata::METADATA_FILE;
 use crate::error::{Error, Result};
 use crate::formats::serverlessllm::INDEX_FILE;
+use crate::storage::local::open_error;
 
 /// What their names end with.
 const ENDINGS: [&str; 8] = [
@@ -28,27 +29,44 @@ pub(super) struct Companion {
     pub(super) len: u64,
 }
 
-/// Those of a folder, by name. Links of the Hub cache are followed.
-pub(super) fn companions(folder: &Path) -> Result<Vec<Companion>> {
-    let failed = |error: io::Error| Error::io("list", folder, error);
-    let mut found = Vec::new();
-    for entry in std::fs::read_dir(folder).map_err(failed)? {
-        let entry = entry.map_err(failed)?;
-        let path = entry.path();
-        let name = entry.file_name();
-        if let Some(name) = name.to_str().filter(|name| is_companion(name))
-            && let Ok(metadata) = path.metadata()
-            && metadata.is_file()
-        {
-            found.push(Companion {
-                path: path.clone(),
-                name: name.to_owned(),
-                len: metadata.len(),
-            });
+/// What lies beside the weights under names as of configuration or tokenizer.
+#[derive(Debug, Default)]
+pub(super) struct Companions {
+    /// To be copied, by name.
+    pub(super) files: Vec<Companion>,
+    /// No regular files, or of names that are not UTF-8.
+    pub(super) skipped: Vec<PathBuf>,
+}
+
+impl Companions {
+    /// Those of a folder. Links of the Hub cache are followed.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`](crate::ErrorKind::NotFound) for a link whose target is missing, with
+    /// both: without the tokenizer a copy is no use, and nobody would miss it until then.
+    pub(super) fn of(folder: &Path) -> Result<Self> {
+        let failed = |error: io::Error| Error::io("list", folder, error);
+        let mut found = Self::default();
+        for entry in std::fs::read_dir(folder).map_err(failed)? {
+            let entry = entry.map_err(failed)?;
+            let (path, name) = (entry.path(), entry.file_name());
+            if !is_companion(&name.to_string_lossy()) {
+                continue;
+            }
+            let metadata = path.metadata().map_err(|error| open_error(&path, error))?;
+            match name.to_str().filter(|_| metadata.is_file()) {
+                Some(name) => found.files.push(Companion {
+                    name: name.to_owned(),
+                    len: metadata.len(),
+                    path,
+                }),
+                None => found.skipped.push(path),
+            }
         }
+        found.files.sort_by(|a, b| a.name.cmp(&b.name));
+        found.skipped.sort_unstable();
+        Ok(found)
     }
-    found.sort_by(|a, b| a.name.cmp(&b.name));
-    Ok(found)
 }
 
 /// Whether a file name is that of a configuration or tokenizer file, and not of weights or of an

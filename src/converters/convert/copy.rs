@@ -1,26 +1,24 @@
-//! Reading, writing and flushing at the same time, and reading back.
+//! Reading, writing and flushing at the same time.
 
 use std::fs::File;
 use std::io::{self, Read as _, Seek as _, Write as _};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::companions::Companion;
 use super::parts::{Parts, part_path};
-use super::target::METADATA_FILE;
-use super::{Conversion, Piece, commit, journal, piece_bytes};
+use super::readback::CAN_COMPARE;
+use super::{Conversion, PIECE_BYTES, Piece, commit, journal};
 use crate::checkpoint::pieces::{piece_number, rename_piece};
 use crate::converters::folder::OutputFolder;
 use crate::converters::in_parallel;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::formats::JOURNAL_FILE;
 use crate::load::{Digests, Loader, TensorStream};
-use crate::storage::Source;
-use crate::storage::local::LocalFile;
-use crate::tensor::{Extent, Tensor};
+use crate::tensor::Tensor;
 
 /// Threads that write: copying into the page cache is work for more than one. Writing around it was
 /// slower: `results/copies.tsv` has direct copies at about half of a conversion's rate.
@@ -37,7 +35,7 @@ const FLUSH_AFTER: Duration = Duration::from_secs(2);
 const COPY_BYTES: usize = 1 << 20;
 
 /// Digests of pieces, where they are known.
-type PieceDigests = Vec<Option<[u8; 32]>>;
+pub(super) type PieceDigests = Vec<Option<[u8; 32]>>;
 
 impl Conversion {
     /// A loader of the pieces with these numbers, under what the writers leave of the budget.
@@ -55,10 +53,16 @@ impl Conversion {
             .digests(digests))
     }
 
+    /// Threads that write, each with a piece that is no longer the stream's.
+    fn writers(&self) -> usize {
+        let pieces = self.options.budget / 2 / PIECE_BYTES;
+        pieces.clamp(1, WRITERS as u64) as usize
+    }
+
     fn stream_budget(&self) -> u64 {
         let budget = self.options.budget;
-        let written = WRITERS as u64 * piece_bytes(budget);
-        budget.saturating_sub(written).max(budget / 2).max(1)
+        let written = self.writers() as u64 * PIECE_BYTES;
+        budget.saturating_sub(written).max(1)
     }
 
     /// Those of what is copied: only what is verified is hashed.
@@ -78,29 +82,12 @@ impl Conversion {
         let (path, keep) = (folder.path(), self.options.resume);
         let journal_path = path.join(JOURNAL_FILE);
         let plan = &self.target.plan;
-        let found = match keep {
-            true => journal::read(&journal_path, self.fingerprint, self.pieces.len()),
+        let found = match keep && CAN_COMPARE {
+            true => self.resumable(path)?,
             false => None,
         };
-        // A part that is gone, or has another length, holds nothing.
-        let whole: Vec<bool> = match found.is_some() {
-            true => plan
-                .files
-                .iter()
-                .map(|file| {
-                    let part = part_path(path, &file.name).metadata();
-                    part.is_ok_and(|part| part.len() == file.len)
-                })
-                .collect(),
-            false => Vec::new(),
-        };
-        let done: Vec<bool> = match &found {
-            Some(found) => {
-                let pieces = self.pieces.iter().zip(&found.done);
-                pieces
-                    .map(|(piece, &done)| done && whole[piece.file])
-                    .collect()
-            }
+        let done = match &found {
+            Some(found) => found.done.clone(),
             None => {
                 commit::forget_earlier(path)?;
                 vec![false; self.pieces.len()]
@@ -113,7 +100,10 @@ impl Conversion {
             .sum();
         let beside: u64 = self.companions.iter().map(|file| file.len).sum();
         let total = plan.total_file_bytes().saturating_add(beside);
-        folder.require_space(total.saturating_sub(resumed))?;
+        // Also what was written and never noted has its place already.
+        let parts = plan.files.iter().map(|file| part_path(path, &file.name));
+        let there = parts.map(|part| allocated(&part)).sum::<u64>().max(resumed);
+        folder.require_space(total.saturating_sub(there))?;
 
         let mut journal = folder.part(&journal_path, keep)?;
         match &found {
@@ -136,20 +126,11 @@ impl Conversion {
         for companion in &self.companions {
             copy_companion(companion, folder, keep)?;
         }
-        let small = [
-            plan.index
-                .as_ref()
-                .map(|index| (&*index.name, &*index.bytes)),
-            self.target
-                .metadata_file
-                .as_deref()
-                .map(|bytes| (METADATA_FILE, bytes)),
-        ];
-        for (name, bytes) in small.into_iter().flatten() {
+        for (name, bytes) in self.small_files() {
             write_small(folder, name, bytes, keep)?;
         }
         if self.options.verify {
-            self.verify(path, digests, progress)?;
+            self.compare(path, digests, progress)?;
         }
         Ok(resumed)
     }
@@ -173,7 +154,7 @@ impl Conversion {
                 failed.fetch_or(ended.is_err(), Ordering::Relaxed);
                 ended
             });
-            let copied = for_each(stream, &failed, &|piece: Tensor| {
+            let copied = for_each(stream, self.writers(), &failed, &|piece: Tensor| {
                 let number = piece_number(&piece);
                 let Piece { file, offset, .. } = self.pieces[number];
                 parts.write(file, offset, piece.bytes())?;
@@ -195,81 +176,29 @@ impl Conversion {
         Ok(digests.into_inner().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Reads back what was written, and compares it with `expected`: digests of what was read from
-    /// the input, which is read again where there is none.
-    pub(super) fn verify(
-        &self,
-        folder: &Path,
-        mut expected: PieceDigests,
-        progress: &(dyn Fn(u64) + Sync),
-    ) -> Result<()> {
-        let unknown: Vec<usize> = (0..expected.len())
-            .filter(|&n| expected[n].is_none())
-            .collect();
-        if !unknown.is_empty() {
-            let loader = self.loader(unknown, all_digests())?;
-            for piece in loader.stream()? {
-                let piece = piece.map_err(|error| self.name_tensor(error))?;
-                expected[piece_number(&piece)] = piece.sha256().copied();
-            }
-        }
-        let engine = self.checkpoint.engine();
-        let mut sources: Vec<Arc<dyn Source>> = Vec::new();
-        for file in &self.target.plan.files {
-            let part = part_path(folder, &file.name);
-            let path = match part.symlink_metadata() {
-                Ok(_) => part,
-                Err(_) => folder.join(&file.name),
-            };
-            // What is read back shall come from the disk. Where it cannot be evicted, it is still
-            // compared.
-            let _ = crate::facts::process::evict(&path);
-            sources.push(Arc::new(LocalFile::open(path, engine.descriptors())?));
-        }
-        let runs = self.pieces.iter().enumerate().map(|(number, piece)| {
-            let run = Extent {
-                source: piece.file as u32,
-                offset: piece.offset,
-                len: piece.cut.len,
-            };
-            (number, run)
-        });
-        let written = self.checkpoint.runs_of(sources, runs)?;
-        let loader = written
-            .loader()
-            .backend(self.options.backend)
-            .budget(self.options.budget)
-            .digests(all_digests());
-        for piece in loader.stream()? {
-            let piece = piece.map_err(|error| self.name_tensor(error))?;
-            let number = piece_number(&piece);
-            progress(piece.bytes().len() as u64);
-            if piece.sha256() != expected[number].as_ref() {
-                let Piece { cut, file, offset } = self.pieces[number];
-                let message = format!(
-                    "bytes {offset}..{} of the file are not those of the input",
-                    offset + cut.len
-                );
-                return Err(Error::new(ErrorKind::Io, message)
-                    .at(folder.join(&self.target.plan.files[file].name))
-                    .tensor(self.tensor_name(number))
-                    .help("it was written from another input or by a faulty machine; convert again with --force"));
-            }
-        }
-        Ok(())
-    }
-
-    fn tensor_name(&self, piece: usize) -> &str {
+    pub(super) fn tensor_name(&self, piece: usize) -> &str {
         &self.checkpoint.tensors()[self.pieces[piece].cut.tensor].name
     }
 
-    fn name_tensor(&self, error: Error) -> Error {
+    pub(super) fn name_tensor(&self, error: Error) -> Error {
         rename_piece(error, |piece| self.tensor_name(piece))
     }
 }
 
+/// Bytes that a file takes on its disk, at most its length; 0 where there is none.
+fn allocated(path: &Path) -> u64 {
+    let Ok(found) = path.metadata() else {
+        return 0;
+    };
+    #[cfg(unix)]
+    let blocks = std::os::unix::fs::MetadataExt::blocks(&found).saturating_mul(512);
+    #[cfg(not(unix))]
+    let blocks = 0;
+    blocks.min(found.len())
+}
+
 /// SHA-256, where this build has it; options that need it are refused where it has not.
-fn all_digests() -> Digests {
+pub(super) fn all_digests() -> Digests {
     #[cfg(feature = "digest")]
     return Digests::Sha256;
     #[cfg(not(feature = "digest"))]
@@ -279,6 +208,7 @@ fn all_digests() -> Digests {
 /// Takes pieces as they arrive and hands them to several threads. The first error ends it.
 fn for_each(
     stream: TensorStream,
+    writers: usize,
     failed: &AtomicBool,
     each: &(impl Fn(Tensor) -> Result<()> + Sync),
 ) -> Result<()> {
@@ -299,7 +229,7 @@ fn for_each(
         }
         Ok(())
     };
-    in_parallel(cores.clamp(2, WRITERS), work)
+    in_parallel(writers.min(cores.max(2)), work)
 }
 
 /// Flushes and notes what arrives, until the last writer is gone, and then the rest.
@@ -340,7 +270,7 @@ fn copy_companion(companion: &Companion, folder: &OutputFolder, keep: bool) -> R
     let write = |to: &mut File| -> Result<()> {
         loop {
             let count = match from.read(&mut chunk) {
-                Ok(0) => return Ok(()),
+                Ok(0) => break,
                 Ok(count) => count,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(error) => return Err(failed(error)),
@@ -349,8 +279,23 @@ fn copy_companion(companion: &Companion, folder: &OutputFolder, keep: bool) -> R
             to.write_all(&chunk[..count])
                 .map_err(|error| Error::io("write", &target, error))?;
         }
+        keep_mode(&from, to);
+        Ok(())
     };
     whole_part(folder, &companion.name, keep, write)
+}
+
+/// What few may read stays so. The owner may write in any case: an interrupted copy is opened again.
+fn keep_mode(from: &File, to: &File) {
+    #[cfg(unix)]
+    if let Ok(found) = from.metadata() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let mode = found.permissions().mode() & 0o777 | 0o200;
+        // Some file systems have no permissions to set.
+        let _ = to.set_permissions(std::fs::Permissions::from_mode(mode));
+    }
+    #[cfg(not(unix))]
+    let _ = (from, to);
 }
 
 fn write_small(folder: &OutputFolder, name: &str, bytes: &[u8], keep: bool) -> Result<()> {

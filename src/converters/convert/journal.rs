@@ -2,17 +2,22 @@
 //!
 //! The first line names the format and the fingerprint of the conversion; a conversion of anything
 //! else, or with other options, has another one. Each line after it lists pieces that are on disk,
-//! and is written only when they are: `done 0-17 20`. A line that a crash cut short has no end, and
-//! does not count.
+//! and is written only when they are: `done 0-17 20`. The last ones, `gone "NAME"`, list the files of
+//! an earlier checkpoint that are to be removed: once some are, nobody could tell the others. A line
+//! that a crash cut short has no end, and does not count.
 
 use std::fmt::Write as _;
 use std::fs::File;
 use std::io::Write as _;
 use std::path::Path;
 
+use crate::converters::json;
 use crate::error::{Error, Result};
 
-const HEAD: &str = "tensora-convert 1 ";
+const HEAD: &str = "tensora-convert 2 ";
+
+/// What lines of obsolete files begin with.
+const GONE: &str = "gone ";
 
 /// A number that two different conversions hardly share: FNV-1a, 64 bits. It guards against mistakes
 /// and not against malice: whoever can write the journal can write the data.
@@ -34,6 +39,30 @@ impl Fingerprint {
 
     fn head(self) -> String {
         format!("{HEAD}{:016x}\n", self.0)
+    }
+}
+
+/// Whose work a journal describes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Owner {
+    /// There is no journal, or not even its first line came to its end.
+    Nobody,
+    /// A conversion with this fingerprint.
+    Same,
+    /// Another conversion, or one by another version of this program.
+    Other,
+}
+
+/// Whether the journal at `path` is of the conversion with this fingerprint.
+pub(super) fn owner(path: &Path, fingerprint: Fingerprint) -> Owner {
+    let Ok(text) = std::fs::read(path) else {
+        return Owner::Nobody;
+    };
+    let head = fingerprint.head();
+    match text.starts_with(head.as_bytes()) {
+        true => Owner::Same,
+        false if text.contains(&b'\n') => Owner::Other,
+        false => Owner::Nobody,
     }
 }
 
@@ -59,13 +88,16 @@ pub(super) fn read(path: &Path, fingerprint: Fingerprint, pieces: usize) -> Opti
         let Some(whole) = line.strip_suffix('\n') else {
             break;
         };
+        len += line.len();
+        if whole.starts_with(GONE) {
+            continue;
+        }
         let runs = whole.strip_prefix("done")?;
         for run in runs.split_ascii_whitespace() {
             let (first, last) = run.split_once('-').unwrap_or((run, run));
             let (first, last): (usize, usize) = (first.parse().ok()?, last.parse().ok()?);
             done.get_mut(first..=last)?.fill(true);
         }
-        len += line.len();
     }
     Some(Found {
         done,
@@ -96,6 +128,26 @@ pub(super) fn add(file: &mut File, path: &Path, mut pieces: Vec<usize>) -> Resul
     append(file, path, &line)
 }
 
+/// Adds files that are to be removed.
+pub(super) fn add_obsolete(file: &mut File, path: &Path, names: &[String]) -> Result<()> {
+    let lines: String = names
+        .iter()
+        .map(|name| format!("{GONE}{}\n", json(&**name)))
+        .collect();
+    append(file, path, &lines)
+}
+
+/// Files that the journal at `path`, of whichever conversion, lists for removal.
+pub(super) fn obsolete(path: &Path) -> Vec<String> {
+    let text = std::fs::read(path).unwrap_or_default();
+    let text = String::from_utf8_lossy(&text);
+    let lines = text.split_inclusive('\n');
+    let whole = lines.filter_map(|line| line.strip_prefix(GONE)?.strip_suffix('\n'));
+    whole
+        .filter_map(|name| serde_json::from_str(name).ok())
+        .collect()
+}
+
 fn append(file: &mut File, path: &Path, line: &str) -> Result<()> {
     file.write_all(line.as_bytes())
         .and_then(|()| file.sync_data())
@@ -122,8 +174,20 @@ mod tests {
         assert_eq!(found.len, path.metadata().unwrap().len());
         assert_eq!(read(&path, print, 7), None, "fewer pieces than it lists");
         assert_eq!(read(&path, Fingerprint::new(), 9), None);
+        assert_eq!(owner(&path, print), Owner::Same);
+        assert_eq!(owner(&path, Fingerprint::new()), Owner::Other);
+        let names = ["a \"b\"\n".to_owned(), "c".to_owned()];
+        add_obsolete(&mut file, &path, &names).unwrap();
+        assert_eq!(obsolete(&path), names);
+        let with_names = read(&path, print, 9).unwrap();
+        assert_eq!(with_names.done, found.done);
+        let found = with_names;
         file.write_all(b"done 8").unwrap();
         assert_eq!(read(&path, print, 9), Some(found));
-        assert_eq!(read(&scratch.path().join("none"), print, 9), None);
+        let none = scratch.path().join("none");
+        assert_eq!(read(&none, print, 9), None);
+        assert_eq!(owner(&none, print), Owner::Nobody);
+        std::fs::write(&none, b"tensora-conv").unwrap();
+        assert_eq!(owner(&none, print), Owner::Nobody);
     }
 }

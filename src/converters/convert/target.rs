@@ -1,27 +1,22 @@
 //! What a conversion writes: tensors, ties, metadata, and where every byte goes. Pure but for one
 //! small file, the metadata that the source keeps beside its partitions.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 
 use super::ConvertOptions;
+use super::metadata::{self, Metadata, MetadataConflict};
 use crate::checkpoint::Checkpoint;
 use crate::converters::serverlessllm_writer::plan_tied;
 use crate::converters::{
     OutputPlan, OutputTensor, RECOMMENDED_PARTITION_BYTES, SafetensorsOptions,
     ServerlessLlmOptions, Sharding, plan_safetensors,
 };
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::formats::Layout;
 use crate::tensor::{Extent, TensorMeta};
 
 /// Largest SafeTensors file where nothing is asked for, in bytes, as the Hub's tools have it.
 pub const DEFAULT_SHARD_BYTES: u64 = 5_000_000_000;
-
-/// Keeps a SafeTensors `__metadata__` beside partitions, whose layout has no place for it.
-pub const METADATA_FILE: &str = "safetensors_metadata.json";
-
-/// Largest such file that is read: as large as a SafeTensors header can be.
-const MAX_METADATA_BYTES: u64 = 100_000_000;
 
 /// What is to be written.
 #[derive(Debug)]
@@ -34,8 +29,10 @@ pub(super) struct Target {
     pub(super) untied: Vec<Box<str>>,
     /// Bytes that are written more often than they are stored.
     pub(super) doubled_bytes: u64,
-    /// A file of metadata beside partitions.
+    /// A file of metadata that have no place in the layout.
     pub(super) metadata_file: Option<Vec<u8>>,
+    /// Keys of metadata with more than one value.
+    pub(super) conflicts: Vec<MetadataConflict>,
 }
 
 impl Target {
@@ -55,8 +52,9 @@ impl Target {
             })
             .collect();
         let tied = owners(checkpoint.tensors());
-        let metadata = metadata_of(checkpoint)?;
-        Ok(match layout {
+        let metadata = Metadata::of(checkpoint)?;
+        let named = |error: Error| in_input(checkpoint, error);
+        let mut target = match layout {
             Layout::ServerlessLlm => {
                 let stored = |(at, tensor): (usize, &TensorMeta)| match tied[at] == at {
                     true => tensor.nbytes(),
@@ -76,15 +74,14 @@ impl Target {
                     dialect: options.dialect,
                     packed: options.packed,
                 };
-                // What the layout's own default brings back needs no file.
-                let worth_keeping = metadata != SafetensorsOptions::default().metadata;
                 Self {
                     layout,
-                    plan: plan_tied(tensors, &tied, &wanted)?,
+                    plan: plan_tied(tensors, &tied, &wanted).map_err(named)?,
                     owner: tied,
                     untied: Vec::new(),
                     doubled_bytes: 0,
-                    metadata_file: worth_keeping.then(|| metadata_json(&metadata)),
+                    metadata_file: None,
+                    conflicts: Vec::new(),
                 }
             }
             Layout::SafeTensors => {
@@ -94,7 +91,7 @@ impl Target {
                 };
                 let wanted = SafetensorsOptions {
                     sharding,
-                    metadata,
+                    metadata: metadata.headers.clone(),
                     ..SafetensorsOptions::default()
                 };
                 let mut shared: Vec<bool> = vec![false; tied.len()];
@@ -112,13 +109,29 @@ impl Target {
                         .filter(|(_, shared)| **shared)
                         .map(|(tensor, _)| tensor.name.clone())
                         .collect(),
-                    plan: plan_safetensors(tensors, &wanted)?,
+                    plan: plan_safetensors(tensors, &wanted).map_err(named)?,
                     owner: (0..tied.len()).collect(),
                     doubled_bytes,
                     metadata_file: None,
+                    conflicts: Vec::new(),
                 }
             }
-        })
+        };
+        target.metadata_file = metadata.place(layout, &mut target.plan);
+        target.conflicts = metadata::conflicts(checkpoint);
+        Ok(target)
+    }
+}
+
+/// An error about a tensor that cannot be written, as one about the file that has it.
+fn in_input(checkpoint: &Checkpoint, error: Error) -> Error {
+    let tensor = error.tensor_name().and_then(|name| checkpoint.tensor(name));
+    let extent = tensor.and_then(|tensor| tensor.extents.first());
+    match extent.and_then(|extent| checkpoint.sources().get(extent.source as usize)) {
+        Some(source) => error.at(source.path()),
+        // Without bytes, or about the whole.
+        None if error.path().is_none() => error.at(checkpoint.root()),
+        None => error,
     }
 }
 
@@ -153,35 +166,4 @@ fn owners(tensors: &[TensorMeta]) -> Vec<usize> {
             false => *seen.entry(&tensor.extents[..]).or_insert(at),
         })
         .collect()
-}
-
-/// The `__metadata__` of the source, or what its conversion from SafeTensors has kept of it.
-fn metadata_of(checkpoint: &Checkpoint) -> Result<BTreeMap<String, String>> {
-    if checkpoint.layout() == Layout::SafeTensors {
-        return Ok(checkpoint.metadata().clone());
-    }
-    let path = checkpoint.root().join(METADATA_FILE);
-    let default = SafetensorsOptions::default().metadata;
-    let Ok(found) = path.metadata() else {
-        return Ok(default);
-    };
-    let refused = |message: String| Error::new(ErrorKind::BadHeader, message).at(&path);
-    if !found.is_file() || found.len() > MAX_METADATA_BYTES {
-        return Err(refused(format!(
-            "this is no file of metadata: at most {MAX_METADATA_BYTES} bytes, and it has {}",
-            found.len()
-        )));
-    }
-    let bytes = std::fs::read(&path).map_err(|error| Error::io("read", &path, error))?;
-    serde_json::from_slice(&bytes).map_err(|error| {
-        refused("the metadata to keep are not a JSON object of strings".into())
-            .because(error)
-            .help("remove the file to convert without them")
-    })
-}
-
-fn metadata_json(metadata: &BTreeMap<String, String>) -> Vec<u8> {
-    let mut bytes = serde_json::to_vec_pretty(metadata).expect("strings are always valid JSON");
-    bytes.push(b'\n');
-    bytes
 }

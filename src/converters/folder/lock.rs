@@ -8,6 +8,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
+use crate::locks::{has_no_locks, is_at};
 
 /// The lock file within the folder.
 pub(super) const NAME: &str = ".tensora.lock";
@@ -78,28 +79,4 @@ impl Drop for FolderLock {
         // An empty hidden file that stays is no obstacle to anybody.
         let _ = std::fs::remove_file(&self.path);
     }
-}
-
-/// Whether the open file is still the one of this name.
-#[cfg(unix)]
-pub(crate) fn is_at(file: &File, path: &Path) -> bool {
-    use std::os::unix::fs::MetadataExt;
-    match (file.metadata(), path.symlink_metadata()) {
-        (Ok(a), Ok(b)) => (a.dev(), a.ino()) == (b.dev(), b.ino()),
-        _ => false,
-    }
-}
-
-/// Elsewhere a file that is open keeps its name until it is closed.
-#[cfg(not(unix))]
-pub(crate) fn is_at(_: &File, path: &Path) -> bool {
-    path.exists()
-}
-
-pub(crate) fn has_no_locks(error: &io::Error) -> bool {
-    #[cfg(unix)]
-    if error.raw_os_error() == Some(libc::ENOLCK) {
-        return true;
-    }
-    error.kind() == io::ErrorKind::Unsupported
 }

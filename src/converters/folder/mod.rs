@@ -20,9 +20,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-pub(crate) use lock::{has_no_locks, is_at};
 pub use pending::PendingFile;
-pub(super) use pending::{TemporaryName, exists_already};
+pub(super) use pending::{TemporaryName, create_temporary, exists_already};
 
 use crate::error::{Error, ErrorKind, Result};
 use cleanup::Made;
@@ -175,7 +174,7 @@ impl OutputFolder {
     }
 
     /// Makes a file, or opens it as it is, under a name that does not change until
-    /// [`put_in_place`](Self::put_in_place). A file to `keep` stays when the output is not finished.
+    /// [`in_one_go`](Self::in_one_go) gives it another. A file to `keep` stays when the output is not finished.
     pub(super) fn part(&self, path: &Path, keep: bool) -> Result<File> {
         let mut state = self.open_state()?;
         let mut options = File::options();
@@ -189,15 +188,14 @@ impl OutputFolder {
         Ok(file)
     }
 
-    /// Gives a part its final name, and replaces what has it.
-    pub(super) fn put_in_place(&self, part: &Path, target: &Path) -> Result<()> {
+    /// Does `work`, which gives files their names, in one go: whoever [abandons](Self::abandon) the
+    /// output waits until it is done.
+    pub(super) fn in_one_go<T>(
+        &self,
+        work: impl FnOnce(&mut Renames<'_>) -> Result<T>,
+    ) -> Result<T> {
         let mut state = self.open_state()?;
-        std::fs::rename(part, target)
-            .map_err(|error| Error::io("rename the finished file to", target, error))?;
-        if state.made.forget_file(part) {
-            state.made.add_file(target.to_owned());
-        }
-        Ok(())
+        work(&mut Renames { state: &mut state })
     }
 
     /// Makes renames within the folder durable.
@@ -229,6 +227,29 @@ impl OutputFolder {
     }
 }
 
+/// Final names are given, and nobody comes between.
+#[derive(Debug)]
+pub(super) struct Renames<'a> {
+    state: &'a mut State,
+}
+
+impl Renames<'_> {
+    /// Renames a file, and replaces what has the name.
+    pub(super) fn rename(&mut self, from: &Path, to: &Path) -> Result<()> {
+        std::fs::rename(from, to)
+            .map_err(|error| Error::io("rename the finished file to", to, error))?;
+        if self.state.made.forget_file(from) {
+            self.state.made.add_file(to.to_owned());
+        }
+        Ok(())
+    }
+
+    /// As [`OutputFolder::leave`].
+    pub(super) fn leave(&mut self) {
+        self.state.made.keep_all();
+    }
+}
+
 impl Drop for Inner {
     fn drop(&mut self) {
         self.state
@@ -247,7 +268,8 @@ impl State {
     }
 }
 
-fn refuse_occupied(folder: &Path) -> Result<()> {
+/// Refuses a folder that holds anything. Names that begin with a dot do not count.
+pub(super) fn refuse_occupied(folder: &Path) -> Result<()> {
     let entries = match std::fs::read_dir(folder) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         other => other.map_err(|error| Error::io("list", folder, error))?,

@@ -88,40 +88,21 @@ impl TemporaryName {
         folder: &OutputFolder,
         name: &OsStr,
     ) -> Result<(Self, File)> {
-        static NEXT: AtomicU64 = AtomicU64::new(0);
         let target = folder.path().join(name);
         if Path::new(name).file_name() != Some(name) {
             let message = "the name of a file in this folder is not a plain one";
             return Err(Error::new(ErrorKind::InvalidArgument, message).at(target));
         }
         let mut state = folder.open_state()?;
-        // Process ids repeat between machines that share the folder: a name that is taken is
-        // passed over.
-        loop {
-            let n = NEXT.fetch_add(1, Ordering::Relaxed);
-            let mut temporary = OsString::from(".");
-            temporary.push(name);
-            temporary.push(format!(".tmp-{}-{n}", std::process::id()));
-            let temporary = folder.path().join(temporary);
-            match OpenOptions::new()
-                .write(true)
-                .create_new(true)
-                .open(&temporary)
-            {
-                Ok(file) => {
-                    state.made.add_file(temporary.clone());
-                    let name = Self {
-                        folder: folder.clone(),
-                        target,
-                        temporary,
-                        renamed: false,
-                    };
-                    return Ok((name, file));
-                }
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-                Err(error) => return Err(Error::io("create", &temporary, error)),
-            }
-        }
+        let (temporary, file) = create_temporary(folder.path(), name)?;
+        state.made.add_file(temporary.clone());
+        let name = Self {
+            folder: folder.clone(),
+            target,
+            temporary,
+            renamed: false,
+        };
+        Ok((name, file))
     }
 
     /// The name that the file will have.
@@ -174,6 +155,29 @@ impl Drop for TemporaryName {
     }
 }
 
+/// An empty file in `folder` under a fresh name, `.NAME.tmp-PID-N`.
+pub(in crate::converters) fn create_temporary(
+    folder: &Path,
+    name: &OsStr,
+) -> Result<(PathBuf, File)> {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    // Process ids repeat between machines that share the folder: a name that is taken is passed
+    // over.
+    loop {
+        let n = NEXT.fetch_add(1, Ordering::Relaxed);
+        let mut temporary = OsString::from(".");
+        temporary.push(name);
+        temporary.push(format!(".tmp-{}-{n}", std::process::id()));
+        let temporary = folder.join(temporary);
+        let mut options = OpenOptions::new();
+        match options.write(true).create_new(true).open(&temporary) {
+            Ok(file) => return Ok((temporary, file)),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(Error::io("create", &temporary, error)),
+        }
+    }
+}
+
 /// The error for a file that is in the way of a new one.
 pub(in crate::converters) fn exists_already(path: &Path) -> Error {
     Error::new(ErrorKind::InvalidArgument, "this file exists already")
@@ -181,7 +185,7 @@ pub(in crate::converters) fn exists_already(path: &Path) -> Error {
         .help("choose another folder, or remove the file first")
 }
 
-/// Whether a name is `.NAME.tmp-PID-N`, the form of [`TemporaryName::create`].
+/// Whether a name is `.NAME.tmp-PID-N`, the form of [`create_temporary`].
 pub(super) fn is_temporary(name: &OsStr) -> bool {
     let is_number = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
     let parts = name

@@ -1,4 +1,7 @@
-//! Round trips, ties, metadata, interrupted runs and failing writes, on small checkpoints.
+//! Round trips, ties and metadata, on small checkpoints.
+
+mod folders;
+mod interrupted;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,6 +12,9 @@ use crate::converters::{
     CheckpointWriter, OutputTensor, SafetensorsOptions, Sharding, WriteOptions, plan_safetensors,
 };
 use crate::dtype::Dtype;
+use crate::error::ErrorKind;
+use crate::formats::Layout;
+use crate::formats::serverlessllm::Dialect;
 use crate::storage::{MemorySource, Source};
 
 fn bytes_of(index: usize, len: u64) -> Vec<u8> {
@@ -246,11 +252,6 @@ fn options_that_would_be_ignored_are_refused() {
             partitions: Some(0),
             ..small()
         },
-        ConvertOptions {
-            resume: true,
-            force: true,
-            ..small()
-        },
     ] {
         let error = Conversion::plan(&source, &options).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidArgument);
@@ -263,216 +264,7 @@ fn options_that_would_be_ignored_are_refused() {
     assert!(error.to_string().contains("read from"), "{error}");
 }
 
-#[test]
-fn writes_that_fail_leave_nothing_and_under_resume_a_part_that_is_refused_and_continued() {
-    let scratch = tempfile::tempdir().unwrap();
-    let source = sample(&scratch.path().join("a"), &torch_dtypes());
-    let out = scratch.path().join("out");
-    let options = ConvertOptions {
-        partitions: Some(5),
-        ..small()
-    };
-    let resume = ConvertOptions {
-        resume: true,
-        ..options.clone()
-    };
-    let wanted = scratch.path().join("wanted");
-    convert(&source, &wanted, &options).unwrap();
-    for writes in 0..Conversion::plan(&source, &options).unwrap().pieces.len() as i64 {
-        for options in [&options, &resume] {
-            let conversion = Conversion::plan(&source, options).unwrap();
-            conversion.writes_left.store(writes, Ordering::Relaxed);
-            let folder = conversion.claim(&out).unwrap();
-            let error = conversion.run(&folder, &|_| {}).unwrap_err();
-            assert_eq!(error.kind(), ErrorKind::Io, "{error}");
-            assert!(error.path().unwrap().starts_with(&out), "{error}");
-            drop(folder);
-            if options.resume {
-                let error = Checkpoint::open(&out).unwrap_err();
-                assert!(error.to_string().contains("--resume"), "{error}");
-            } else {
-                assert!(!out.exists());
-            }
-        }
-        let report = convert(&source, &out, &resume).unwrap();
-        if writes > 4 {
-            assert!(report.resumed_bytes > 0);
-        }
-        assert_eq!(files(&out), files(&wanted));
-        // And once more: there is nothing to do.
-        if cfg!(feature = "digest") && writes == 0 {
-            let report = convert(&source, &out, &resume).unwrap();
-            assert_eq!(report.resumed_bytes, source.total_bytes());
-        }
-        std::fs::remove_dir_all(&out).unwrap();
-    }
-}
-
-#[test]
-fn an_earlier_checkpoint_is_whole_until_it_is_replaced_and_then_gone() {
-    let scratch = tempfile::tempdir().unwrap();
-    let source = sample(&scratch.path().join("a"), &torch_dtypes());
-    let out = scratch.path().join("out");
-    convert(
-        &source,
-        &out,
-        &ConvertOptions {
-            partitions: Some(9),
-            ..small()
-        },
-    )
-    .unwrap();
-    std::fs::write(out.join("notes.txt"), b"mine").unwrap();
-    let three = ConvertOptions {
-        partitions: Some(3),
-        ..small()
-    };
-    let error = convert(&source, &out, &three).unwrap_err();
-    assert!(error.to_string().contains("not empty"), "{error}");
-    let forced = ConvertOptions {
-        force: true,
-        ..three
-    };
-    let conversion = Conversion::plan(&source, &forced).unwrap();
-    conversion.writes_left.store(3, Ordering::Relaxed);
-    let folder = conversion.claim(&out).unwrap();
-    conversion.run(&folder, &|_| {}).unwrap_err();
-    drop(folder);
-    assert_eq!(Checkpoint::open(&out).unwrap().sources().len(), 9);
-    convert(&source, &out, &forced).unwrap();
-    let names: Vec<_> = files(&out).into_keys().collect();
-    let expected = [
-        "config.json",
-        "notes.txt",
-        "safetensors_metadata.json",
-        "tensor.data_0",
-        "tensor.data_1",
-        "tensor.data_2",
-        "tensor_index.json",
-    ];
-    assert_eq!(names, expected);
-    // The other layout in the same folder takes the place of this one.
-    let copy = ConvertOptions {
-        to: Some(Layout::SafeTensors),
-        force: true,
-        ..small()
-    };
-    convert(&source, &out, &copy).unwrap();
-    let names: Vec<_> = files(&out).into_keys().collect();
-    assert_eq!(names, ["config.json", "model.safetensors", "notes.txt"]);
-}
-
-#[test]
-fn a_crash_after_each_step_of_the_commit_is_refused_by_name_and_continued() {
-    let scratch = tempfile::tempdir().unwrap();
-    let source = sample(&scratch.path().join("a"), &torch_dtypes());
-    let options = ConvertOptions {
-        partitions: Some(3),
-        ..small()
-    };
-    let resume = ConvertOptions {
-        resume: true,
-        ..options.clone()
-    };
-    let wanted = scratch.path().join("wanted");
-    convert(&source, &wanted, &options).unwrap();
-    let print = Conversion::plan(&source, &resume).unwrap().fingerprint;
-    let names: Vec<String> = files(&wanted).into_keys().collect();
-    // Files go to their places one after the other; the mark is there all the while.
-    for placed in 0..=names.len() {
-        let out = scratch.path().join(format!("out{placed}"));
-        std::fs::create_dir(&out).unwrap();
-        let mark = out.join(INCOMPLETE_FILE);
-        let mut file = std::fs::File::create(&mark).unwrap();
-        journal::begin(&mut file, &mark, print).unwrap();
-        for (at, name) in names.iter().enumerate() {
-            let to = if at < placed {
-                out.join(name)
-            } else {
-                parts::part_path(&out, name)
-            };
-            std::fs::copy(wanted.join(name), to).unwrap();
-        }
-        for path in [out.clone(), out.join("tensor_index.json")] {
-            let error = Checkpoint::open(path).unwrap_err();
-            assert!(error.to_string().contains("interrupted"), "{error}");
-        }
-        let error = convert(&source, &out, &options).unwrap_err();
-        assert!(error.to_string().contains("--resume"), "{error}");
-        convert(&source, &out, &resume).unwrap();
-        assert_eq!(files(&out), files(&wanted));
-    }
-}
-
-#[test]
-fn a_commit_that_lost_a_file_or_is_older_than_a_journal_begins_anew() {
-    let scratch = tempfile::tempdir().unwrap();
-    let source = sample(&scratch.path().join("a"), &torch_dtypes());
-    let resume = ConvertOptions {
-        partitions: Some(3),
-        resume: true,
-        ..small()
-    };
-    let wanted = scratch.path().join("wanted");
-    convert(&source, &wanted, &resume).unwrap();
-    let print = Conversion::plan(&source, &resume).unwrap().fingerprint;
-    for lost in ["tensor.data_1", "tensor_index.json", "config.json", ""] {
-        let out = scratch.path().join(format!("without{lost}"));
-        std::fs::create_dir(&out).unwrap();
-        let mark = out.join(INCOMPLETE_FILE);
-        let mut file = std::fs::File::create(&mark).unwrap();
-        journal::begin(&mut file, &mark, print).unwrap();
-        for name in files(&wanted).into_keys().filter(|name| name != lost) {
-            std::fs::copy(wanted.join(&name), parts::part_path(&out, &name)).unwrap();
-        }
-        if lost.is_empty() {
-            // A run with other options came as far as to write other bytes.
-            let journal = out.join(JOURNAL_FILE);
-            let mut file = std::fs::File::create(&journal).unwrap();
-            journal::begin(&mut file, &journal, Fingerprint::new()).unwrap();
-            let part = parts::part_path(&out, "tensor.data_0");
-            let len = part.metadata().unwrap().len();
-            std::fs::write(part, vec![1; len as usize]).unwrap();
-        }
-        convert(&source, &out, &resume).unwrap();
-        assert_eq!(files(&out), files(&wanted));
-    }
-}
-
 #[cfg(feature = "digest")]
-#[test]
-fn verifying_finds_a_changed_byte_and_names_its_tensor() {
-    let scratch = tempfile::tempdir().unwrap();
-    let source = sample(&scratch.path().join("a"), &torch_dtypes());
-    let out = scratch.path().join("out");
-    let options = ConvertOptions {
-        verify: true,
-        ..small()
-    };
-    assert!(convert(&source, &out, &options).unwrap().verified);
-    let resume = ConvertOptions {
-        resume: true,
-        ..options
-    };
-    convert(&source, &out, &resume).unwrap();
-    let copy = Checkpoint::open(&out).unwrap();
-    let place = copy.tensor("all.F32").unwrap().extents[0];
-    drop(copy);
-    let file = out.join("tensor.data_0");
-    let mut bytes = std::fs::read(&file).unwrap();
-    bytes[place.offset as usize + 5] ^= 1;
-    std::fs::write(&file, bytes).unwrap();
-    for verify in [true, false] {
-        // Without --verify, too: nobody else says that this is what was to be written.
-        let resume = ConvertOptions {
-            verify,
-            ..resume.clone()
-        };
-        let error = convert(&source, &out, &resume).unwrap_err();
-        assert_eq!(error.tensor_name(), Some("all.F32"), "{error}");
-    }
-}
-
 #[test]
 fn an_input_that_fails_to_read_names_its_tensor_and_file_and_leaves_nothing() {
     use crate::storage::{Fault, FaultSource};

@@ -1,0 +1,109 @@
+//! Whether a folder may be written into: by what lies there, and by what was asked for.
+//!
+//! Without a word from the user, nothing that somebody has made goes: neither files, nor the work of
+//! a conversion that was interrupted.
+
+use std::path::Path;
+
+use super::changes::Changes;
+use super::journal::{self, Owner};
+use super::{Conversion, commit, input};
+use crate::converters::folder::{OutputFolder, refuse_occupied};
+use crate::error::{Error, ErrorKind, Result};
+use crate::formats::{INCOMPLETE_FILE, JOURNAL_FILE};
+use crate::text;
+
+impl Conversion {
+    /// Makes and locks the folder to write into. Nothing is written yet.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`] when it is no folder, or the one that is read from; when
+    /// somebody else writes into it; when it holds files and neither is forced nor was left by an
+    /// interrupted run of this conversion that is to go on; or when something in it stands in the
+    /// way; [`ErrorKind::Io`].
+    pub fn claim(&self, folder: &Path) -> Result<OutputFolder> {
+        refuse_file(folder)?;
+        input::refuse_as_output(&self.checkpoint, &self.companions, folder)?;
+        let look = || match self.must_be_empty(folder)? {
+            true => refuse_occupied(folder).map_err(|error| error.help(self.flags_that_do())),
+            false => Ok(()),
+        };
+        look()?;
+        Changes::of(folder, &self.target.plan, &self.others())?;
+        let claimed = OutputFolder::claim(folder)?;
+        // Somebody may have been there in between.
+        look()?;
+        Ok(claimed)
+    }
+
+    /// Refuses a folder with the remains of a conversion that this one does not go on with. Gives
+    /// whether it may not hold anything else either.
+    fn must_be_empty(&self, folder: &Path) -> Result<bool> {
+        if self.options.force {
+            return Ok(false);
+        }
+        let of = |name: &str| journal::owner(&folder.join(name), self.fingerprint);
+        let is_marked = folder.join(INCOMPLETE_FILE).symlink_metadata().is_ok();
+        let has_remains = !commit::parts_and_journal(folder)?.is_empty();
+        let refused = |message: &str, help: &str| {
+            Err(Error::new(ErrorKind::InvalidArgument, message)
+                .at(folder)
+                .help(help))
+        };
+        if !self.options.resume {
+            return match is_marked || has_remains {
+                true => refused(
+                    "a conversion into this folder was interrupted",
+                    "continue it with --resume, or start again with --force",
+                ),
+                false => Ok(true),
+            };
+        }
+        // A journal is of a later run than a mark.
+        let owner = match of(JOURNAL_FILE) {
+            Owner::Nobody => of(INCOMPLETE_FILE),
+            owner => owner,
+        };
+        match owner {
+            Owner::Other => refused(
+                "another conversion was interrupted here: of another or a changed input, with other \
+                 options, or by another version",
+                "run that one with --resume, or start over with --force",
+            ),
+            Owner::Nobody if is_marked => refused(
+                "a conversion into this folder was interrupted, and did not leave what to go on with",
+                "start over with --force",
+            ),
+            // It is known what was there when the mark was set.
+            Owner::Same => Ok(!is_marked),
+            Owner::Nobody => Ok(!self.is_complete(folder)),
+        }
+    }
+
+    fn flags_that_do(&self) -> &'static str {
+        match self.options.resume {
+            true => "choose another folder, or replace what is there with --resume --force",
+            false => "choose another folder, or replace what is there with --force",
+        }
+    }
+}
+
+fn refuse_file(folder: &Path) -> Result<()> {
+    let Ok(found) = folder.symlink_metadata() else {
+        return Ok(());
+    };
+    if folder.is_dir() {
+        return Ok(());
+    }
+    let refused = |message: String| Error::new(ErrorKind::InvalidArgument, message).at(folder);
+    if !found.is_symlink() || folder.exists() {
+        return Err(refused("this is a file, and the output is a folder".into())
+            .help("give the path of a folder that is empty or not there yet"));
+    }
+    let target = std::fs::read_link(folder).unwrap_or_default();
+    Err(refused(format!(
+        "this is a symbolic link to {}, which does not exist",
+        text::path(&target)
+    ))
+    .help("make the folder that it leads to, or remove the link"))
+}
