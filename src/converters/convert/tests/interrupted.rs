@@ -34,7 +34,8 @@ fn writes_that_fail_leave_nothing_and_under_resume_a_part_that_is_refused_and_co
             }
         }
         let report = convert(&source, &out, &resume).unwrap();
-        if writes > 4 {
+        // Without digests nothing that was found can be believed.
+        if cfg!(feature = "digest") && writes > 4 {
             assert!(report.resumed_bytes > 0);
         }
         assert_eq!(files(&out), files(&wanted));
@@ -128,6 +129,7 @@ fn a_commit_that_lost_a_file_or_is_older_than_a_journal_begins_anew() {
     }
 }
 
+#[cfg(feature = "digest")]
 #[test]
 fn verifying_finds_a_changed_byte_and_names_its_tensor() {
     let scratch = tempfile::tempdir().unwrap();
