@@ -9,21 +9,13 @@
 #
 # --quick takes 3 repetitions and not 7. --only takes the sections with the word in their name
 # (1-cold, 1-warm, 5-cold, 5-warm, many, memory), and adds to the file. PYTHON is the interpreter that
-# has the loaders, and tensora_py; without it .test-env/bench is made, which needs uv. PROFILE is the
-# program `profile`, built where it is not given. Exit code 1 when a line missed its goal.
+# has the loaders, and tensora_py; without it scripts/make_bench_env.sh makes one. PROFILE is the program
+# `profile`, built where it is not given. Exit code 1 when a line missed its goal.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 mkdir -p results target/tmp
 
-python=${PYTHON:-}
-if [ -z "$python" ]; then
-    python=.test-env/bench/bin/python
-    if [ ! -x "$python" ]; then
-        uv venv --quiet --python ">=3.11" .test-env/bench
-        uv pip install --quiet --python "$python" -r bindings/python/requirements/bench.txt
-    fi
-    uv pip install --quiet --python "$python" --reinstall-package tensora-py ./bindings/python
-fi
+python=${PYTHON:-$(scripts/make_bench_env.sh)}
 profile=${PROFILE:-}
 if [ -z "$profile" ]; then
     cargo build --release --locked --quiet -p tensora-cli --bin profile

@@ -9,6 +9,7 @@
 #   np       numpy and pytest: one environment for each minor version of CPython from 3.11 on
 #   torch    the same with PyTorch and transformers: 5 GB
 #   lint     mypy and ruff
+#   bench    the loaders that tensora_py is compared with, PyTorch among them: 5 GB
 #   bare     nothing at all
 #
 # Interpreters are looked for on PATH and among pyenv's versions, or PYTHON is the only one.
@@ -89,9 +90,9 @@ environment() {
 
 name=${1:-}
 case $name in
-    tools | np | torch | lint | bare) ;;
+    tools | np | torch | lint | bench | bare) ;;
     *)
-        sed -n '2,14s/^# \{0,1\}//p' scripts/make_python_env.sh >&2
+        sed -n '2,15s/^# \{0,1\}//p' scripts/make_python_env.sh >&2
         exit 2
         ;;
 esac
