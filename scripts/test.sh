@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The one gate: everything that must pass before a change is merged. Runs from any folder.
 #
-#   scripts/test.sh           formatting, lints, all tests, documentation, scripts, fuzz targets
+#   scripts/test.sh           formatting, lints, all tests, documentation, scripts, Python, fuzz targets
 #   scripts/test.sh --quick   formatting, lints, unit tests
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -107,6 +107,11 @@ run "tests with huggingface_hub" cargo test --workspace --locked --test hub_pyth
 run "unit tests without default features" cargo test -p tensora --no-default-features --lib --locked
 run "documentation" env RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked
 run "scripts" check_scripts
+# tensora_py as it is installed, in environments of pinned packages.
+run "wheel of tensora_py" scripts/test_python.sh wheel
+run "types of tensora_py" scripts/test_python.sh types
+run "tensora_py with numpy" scripts/test_python.sh numpy
+run "tensora_py with PyTorch" scripts/test_python.sh torch
 # Formatted and compiled, but not linked: the fuzzing engine itself is C++ and wants nightly Rust.
 # Not locked: a dependency that the library gains reaches this lock file here.
 run "formatting of the fuzz targets" cargo fmt --manifest-path fuzz/Cargo.toml --check

@@ -56,6 +56,7 @@ pub fn run(args: &Diff, out: &mut dyn Write) -> Result<()> {
     let options = CompareOptions {
         backend: args.backend.kind,
         budget: args.budget,
+        ..CompareOptions::default()
     };
     let progress = Progress::bytes("comparing", a.total_bytes() + b.total_bytes());
     let found = compare(&a, &b, &options, &|bytes| progress.add(bytes))?;

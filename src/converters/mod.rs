@@ -7,7 +7,8 @@
 //! ```
 //!
 //! [`convert`] brings a checkpoint into either layout with an executor of its own, which reads with a
-//! backend under a budget, and goes on where it was interrupted.
+//! backend under a budget, and goes on where it was interrupted. [`save`] writes tensors that are in
+//! memory to one file of any name.
 //!
 //! A plan needs names, dtypes and shapes only, so that a checkpoint larger than memory is written
 //! in pieces of the caller's choice. The plan is a pure function of its input and the bytes of a
@@ -20,6 +21,7 @@ mod open_files;
 mod rename;
 mod runs;
 mod safetensors_writer;
+mod save;
 mod serverlessllm_writer;
 mod single_file;
 mod writer;
@@ -40,6 +42,7 @@ pub use folder::{Abandoned, OutputFolder, PendingFile};
 pub(crate) use in_parallel::in_parallel;
 use runs::even_runs;
 pub use safetensors_writer::{SafetensorsOptions, Sharding, plan as plan_safetensors};
+pub use save::{Put, SaveOptions, save, save_with, serialize, serialize_with};
 pub use serverlessllm_writer::{
     RECOMMENDED_PARTITION_BYTES, ServerlessLlmOptions, plan as plan_serverlessllm,
 };

@@ -18,8 +18,8 @@ use crate::converters::{
 };
 use crate::error::{Error, ErrorKind, Result};
 
-/// Where data begin: at a multiple of this many bytes.
-const DATA_ALIGNMENT: usize = 4096;
+/// Where data begin by default: at a multiple of this many bytes.
+pub(super) const DATA_ALIGNMENT: usize = 4096;
 
 /// The format's limit on the length of a header, padding included.
 const MAX_HEADER_BYTES: usize = 100_000_000;
@@ -48,6 +48,9 @@ pub struct SafetensorsOptions {
     pub metadata: BTreeMap<String, String>,
     /// What file names begin with; `model` by default.
     pub stem: String,
+    /// Where data begin in a file: at a multiple of this many bytes, a power of two and at least 8.
+    /// 4096 by default.
+    pub alignment: usize,
 }
 
 impl Default for SafetensorsOptions {
@@ -56,6 +59,7 @@ impl Default for SafetensorsOptions {
             sharding: Sharding::Single,
             metadata: BTreeMap::from([("format".into(), "pt".into())]),
             stem: "model".into(),
+            alignment: DATA_ALIGNMENT,
         }
     }
 }
@@ -64,7 +68,7 @@ impl Default for SafetensorsOptions {
 ///
 /// # Errors
 /// [`ErrorKind::InvalidArgument`] for names that are given twice or reserved, sizes that overflow,
-/// zero files or a stem that is no file name; [`ErrorKind::Unsupported`] when a header would pass
+/// zero files, an alignment that is none, or a stem that is no file name; [`ErrorKind::Unsupported`] when a header would pass
 /// the format's limit of 100,000,000 bytes.
 pub fn plan(tensors: Vec<OutputTensor>, options: &SafetensorsOptions) -> Result<OutputPlan> {
     let stem = &options.stem;
@@ -73,6 +77,14 @@ pub fn plan(tensors: Vec<OutputTensor>, options: &SafetensorsOptions) -> Result<
             ErrorKind::InvalidArgument,
             format!("{stem:?} cannot begin a file name"),
         ));
+    }
+    let alignment = options.alignment;
+    if !alignment.is_power_of_two() || !(8..=MAX_HEADER_BYTES).contains(&alignment) {
+        return Err(Error::new(
+            ErrorKind::InvalidArgument,
+            format!("data cannot be aligned to {alignment} bytes"),
+        )
+        .help("choose a power of two, and at least 8"));
     }
     if tensors.iter().any(|tensor| &*tensor.name == "__metadata__") {
         return Err(Error::new(
@@ -117,7 +129,7 @@ pub fn plan(tensors: Vec<OutputTensor>, options: &SafetensorsOptions) -> Result<
             end += sizes[index];
         }
         let limit = MAX_HEADER_BYTES;
-        let head = header(&tensors, &placements, &members, &options.metadata, limit)
+        let head = header(&tensors, &placements, &members, options, limit)
             .map_err(|error| error.at(&name))?;
         for &index in &members {
             placements[index].offset += head.len() as u64;
@@ -185,14 +197,15 @@ fn bounded_runs(sizes: &[u64], limit: u64) -> Vec<usize> {
     sizes.iter().map(place).collect()
 }
 
-/// The length prefix and the JSON of one file, padded so that data begin on a page.
+/// The length prefix and the JSON of one file, padded so that data begin where they are to.
 fn header(
     tensors: &[OutputTensor],
     placements: &[Placement],
     members: &[usize],
-    metadata: &BTreeMap<String, String>,
+    options: &SafetensorsOptions,
     limit: usize,
 ) -> Result<Vec<u8>> {
+    let metadata = &options.metadata;
     let mut text = String::with_capacity(128 * (members.len() + 1));
     text.push('{');
     if !metadata.is_empty() {
@@ -214,7 +227,7 @@ fn header(
         );
     }
     text.push('}');
-    let end = (8 + text.len()).next_multiple_of(DATA_ALIGNMENT);
+    let end = (8 + text.len()).next_multiple_of(options.alignment);
     if end - 8 > limit {
         return Err(Error::new(
             ErrorKind::Unsupported,
@@ -370,8 +383,11 @@ mod tests {
         .unwrap();
         let members: Vec<usize> = (0..100).collect();
         let header = |limit| {
-            let metadata = BTreeMap::new();
-            header(&plan.tensors, &plan.placements, &members, &metadata, limit)
+            let options = SafetensorsOptions {
+                metadata: BTreeMap::new(),
+                ..Default::default()
+            };
+            header(&plan.tensors, &plan.placements, &members, &options, limit)
         };
         // Padding counts: the header ends where the data begin.
         assert_eq!(header(8184).unwrap().len(), 8192);

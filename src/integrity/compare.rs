@@ -10,7 +10,7 @@ use crate::checkpoint::Checkpoint;
 use crate::checkpoint::pieces::{Cut, cuts_of, piece_number, rename_piece};
 use crate::dtype::Dtype;
 use crate::error::Result;
-use crate::load::Digests;
+use crate::load::{CancelToken, Digests};
 use crate::storage::BackendKind;
 use crate::tensor::Shape;
 
@@ -21,12 +21,14 @@ const PIECE_BYTES: u64 = 16 << 20;
 const EXACT: usize = 64;
 
 /// How to compare.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct CompareOptions {
     /// Who reads.
     pub backend: BackendKind,
     /// Bytes in memory at most, both checkpoints together.
     pub budget: u64,
+    /// Ends it from another thread.
+    pub cancel: CancelToken,
 }
 
 impl Default for CompareOptions {
@@ -34,6 +36,7 @@ impl Default for CompareOptions {
         Self {
             backend: BackendKind::Default,
             budget: 512 << 20,
+            cancel: CancelToken::default(),
         }
     }
 }
@@ -193,6 +196,7 @@ fn digests(
         .loader()
         .backend(options.backend)
         .budget((options.budget / 2).max(1))
+        .cancel_with(options.cancel.clone())
         .digests(Digests::Sha256);
     let mut digests = vec![None; cuts.len()];
     for piece in loader.stream()? {

@@ -31,6 +31,7 @@ use crate::plan::{PlanOptions, PlanSource, ReadPlan, Selection, Span};
 use crate::schedule::Schedule;
 use crate::settings::{AccessMode, Order, Settings};
 use crate::storage::BackendKind;
+use crate::tensor::TensorMeta;
 use crate::trace::Trace;
 
 impl Checkpoint {
@@ -173,8 +174,25 @@ impl Loader {
                 len: source.len(),
             })
             .collect();
-        let tensors = self.checkpoint.tensors();
+        let named = self.named();
+        let tensors = named.as_deref().unwrap_or(self.checkpoint.tensors());
         ReadPlan::from_parts(tensors, sources, &self.selection, &self.options)
+    }
+
+    /// The selected tensors where the selection is a few names, so that taking one by one out of
+    /// many thousands does not go through all of them each time. `None` for everything else, and
+    /// for a name that there is not, whose error wants to see all.
+    fn named(&self) -> Option<Vec<TensorMeta>> {
+        let names = self.selection.only_names()?;
+        let tensors = self.checkpoint.tensors();
+        if names.len() > tensors.len() / 8 {
+            return None;
+        }
+        let found = names.iter().map(|name| self.checkpoint.position(name));
+        let mut found = found.collect::<Option<Vec<usize>>>()?;
+        found.sort_unstable();
+        found.dedup();
+        Some(found.into_iter().map(|at| tensors[at].clone()).collect())
     }
 
     /// How it will be read, on this machine and with what is in the page cache now.
@@ -305,5 +323,67 @@ mod tests {
         let refused = check_memory(101, &memory(Some(1000), Some(100))).unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::OutOfMemory);
         assert!(refused.to_string().contains("101") && refused.to_string().contains("100"));
+    }
+
+    #[test]
+    fn a_few_names_are_planned_as_among_all_tensors() {
+        use crate::converters::{OutputTensor, SaveOptions, serialize};
+        use crate::plan::{Slice, Steps};
+        use crate::storage::MemorySource;
+        use crate::{Dtype, Layout};
+
+        let data = [0; 24];
+        let tensors: Vec<_> = (0..64)
+            .map(|i| {
+                (
+                    OutputTensor::new(format!("w{i}"), Dtype::U8, [4, 6]),
+                    &data[..],
+                )
+            })
+            .collect();
+        let bytes = serialize(&tensors, &SaveOptions::default()).unwrap();
+        let source = Arc::new(MemorySource::new("memory", bytes));
+        let checkpoint = Checkpoint::from_sources(Layout::SafeTensors, vec![source], None).unwrap();
+        let names = || Selection::names(["w7", "w3", "w7"]);
+        let part = || {
+            Slice::Steps(vec![
+                None,
+                Some(Steps {
+                    start: 1,
+                    count: 2,
+                    step: 1,
+                }),
+            ])
+        };
+        let sliced = |target| names().with_slice(target, part()).unwrap();
+        for (selection, narrow) in [
+            (names(), true),
+            (sliced("w3"), true),
+            (sliced("w*"), false),
+            (sliced("w4"), false),
+            (Selection::names(["w1", "none"]), false),
+            (names().or(Selection::glob("w1?").unwrap()), false),
+        ] {
+            let loader = checkpoint.loader().select(selection);
+            assert_eq!(loader.named().is_some(), narrow);
+            let wide = Loader {
+                selection: loader.selection.clone().or(Selection::names(
+                    // More than a few.
+                    loader
+                        .selection
+                        .only_names()
+                        .into_iter()
+                        .flatten()
+                        .cycle()
+                        .take(32),
+                )),
+                ..loader.clone()
+            };
+            match (loader.plan(), wide.plan()) {
+                (Ok(plan), Ok(wide)) => assert_eq!(plan, wide),
+                (Err(error), Err(wide)) => assert_eq!(error.to_string(), wide.to_string()),
+                other => panic!("{other:?}"),
+            }
+        }
     }
 }

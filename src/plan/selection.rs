@@ -135,6 +135,21 @@ impl Selection {
         })
     }
 
+    /// All names, where nothing is selected or sliced but by its name: what a checkpoint can look up
+    /// instead of going through all of its tensors.
+    pub(crate) fn only_names(&self) -> Option<Vec<&str>> {
+        let mut names = Vec::new();
+        for wanted in &self.wanted {
+            let Wanted::Names(wanted) = wanted else {
+                return None;
+            };
+            names.extend(wanted.iter().map(|name| &**name));
+        }
+        // A few: what is sliced is looked for among them below.
+        let is_named = |rule: &SliceRule| names.len() <= 64 && names.contains(&&*rule.target);
+        self.slices.iter().all(is_named).then_some(names)
+    }
+
     fn of(wanted: Wanted) -> Self {
         Self {
             wanted: vec![wanted],

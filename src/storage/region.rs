@@ -120,6 +120,20 @@ impl Region {
         Ok(unsafe { region.move_in(0, 0..len) })
     }
 
+    /// `len` bytes of `file` from `offset`, mapped as [`map_file`](Self::map_file) does, for one
+    /// tenant. The offset may be any.
+    pub(crate) fn mapped(file: &File, offset: u64, len: usize) -> io::Result<Tenancy> {
+        let skip = (offset % PAGE as u64) as usize;
+        let end = skip.checked_add(len).ok_or(io::ErrorKind::OutOfMemory)?;
+        let slot = SlotSpec {
+            bytes: skip..end,
+            tenants: 1,
+        };
+        let region = Self::map_file(file, offset - skip as u64, end, &[slot])?;
+        // SAFETY: nobody has written to the mapping; once.
+        Ok(unsafe { region.move_in(0, skip..end) })
+    }
+
     fn build(memory: Memory, base: *mut u8, len: usize, specs: &[SlotSpec]) -> Arc<Self> {
         debug_assert!(
             specs

@@ -50,7 +50,8 @@ impl Conversion {
             .loader()
             .backend(self.options.backend)
             .budget(self.stream_budget())
-            .digests(digests))
+            .digests(digests)
+            .cancel_with(self.cancel.clone()))
     }
 
     /// Threads that write, each with a piece that is no longer the stream's.

@@ -34,7 +34,7 @@ use crate::checkpoint::pieces::{Cut, cuts_of};
 use crate::converters::folder::OutputFolder;
 use crate::error::Result;
 use crate::formats::{INCOMPLETE_FILE, JOURNAL_FILE};
-use crate::load::Digests;
+use crate::load::{CancelToken, Digests};
 use crate::storage::BackendKind;
 use changes::Changes;
 use companions::{Companion, Companions};
@@ -71,6 +71,7 @@ pub struct Conversion {
     pieces: Vec<Piece>,
     fingerprint: Fingerprint,
     backend: BackendKind,
+    cancel: CancelToken,
     /// Writes that succeed, in tests.
     #[cfg(test)]
     writes_left: std::sync::Arc<std::sync::atomic::AtomicI64>,
@@ -114,12 +115,20 @@ impl Conversion {
             skipped: companions.skipped,
             pieces,
             backend: options.backend,
+            cancel: CancelToken::default(),
             #[cfg(test)]
             writes_left: std::sync::Arc::new(i64::MAX.into()),
         };
         let loader = conversion.loader(0..conversion.pieces.len(), Digests::None)?;
         conversion.backend = loader.schedule()?.decision().backend;
         Ok(conversion)
+    }
+
+    /// Lets `token` end the conversion from another thread, as a failure of reading would.
+    #[must_use]
+    pub fn cancel_with(mut self, token: CancelToken) -> Self {
+        self.cancel = token;
+        self
     }
 
     /// Bytes to read and write, without headers and other files.

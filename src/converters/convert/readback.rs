@@ -118,7 +118,8 @@ impl Conversion {
             .loader()
             .backend(self.options.backend)
             .budget(self.options.budget)
-            .digests(all_digests());
+            .digests(all_digests())
+            .cancel_with(self.cancel.clone());
         for piece in loader.stream()? {
             let piece = piece.map_err(|error| self.name_tensor(error))?;
             let number = piece_number(&piece);

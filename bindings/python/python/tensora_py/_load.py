@@ -1,0 +1,306 @@
+"""Loading: all at once, as tensors arrive, and the same for asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Iterable, Iterator
+from functools import partial
+from typing import Any
+
+from . import _frameworks, _native
+from ._checkpoint import Slices, open_native, request
+from ._errors import OutOfMemoryError
+from ._progress import Progress
+from ._slices import Window
+
+BATCH = 64
+"""Tensors that are taken at a time where many are ready."""
+
+DEFAULT_BUDGET = 512 << 20
+"""Bytes that an iterator holds in flight and not yet taken where nothing is said: 512 MiB."""
+
+
+def load(
+    path_or_id: str | os.PathLike[str],
+    *,
+    framework: str = "torch",
+    backend: str = "default",
+    device: Any = "cpu",
+    names: Iterable[str] | None = None,
+    slices: Slices | None = None,
+    workers: int | None = None,
+    memory_budget: int | None = None,
+    align: int | None = None,
+    progress: bool = False,
+    revision: str | None = None,
+    layout: str | None = None,
+) -> dict[str, Any]:
+    """Loads a checkpoint into memory and returns its tensors by name.
+
+    Args:
+        path_or_id: a folder, a file, an index, or the id of a model on the Hub.
+        framework: ``"torch"``, ``"numpy"``, or ``"dlpack"`` for objects with ``__dlpack__`` and the
+            buffer protocol, for which nothing needs to be installed.
+        backend: ``"default"``, ``"sync"``, ``"async"``, ``"io-uring"`` or ``"mmap"``.
+        device: where torch tensors shall be.
+        names: only these tensors.
+        slices: only parts: for a name what would stand between brackets.
+        workers: threads, or rings, that read.
+        memory_budget: bytes that the tensors may take. What is larger is refused before a byte is
+            read; ``iter_tensors`` goes through it in less.
+        align: bytes that every tensor's address shall be a multiple of; 64 for JAX and TensorFlow.
+        progress: show a progress bar.
+        revision: branch, tag or commit of a model.
+        layout: ``"safetensors"`` or ``"serverlessllm"``, where a folder holds both.
+
+    Raises:
+        TensoraError: one of its subclasses, with the path, the tensor and the numbers. There are
+            no tensors then, and never some of them.
+    """
+    wrap = _frameworks.wrapper(framework, device)
+    job = _Job(
+        path_or_id,
+        revision=revision,
+        layout=layout,
+        backend=backend,
+        names=names,
+        slices=slices,
+        workers=workers,
+        align=align,
+    )
+    job.refuse_beyond(memory_budget)
+    return job.load(wrap, progress, moves=str(device) != "cpu")
+
+
+def iter_tensors(
+    path_or_id: str | os.PathLike[str],
+    *,
+    framework: str = "torch",
+    backend: str = "default",
+    device: Any = "cpu",
+    names: Iterable[str] | None = None,
+    slices: Slices | None = None,
+    workers: int | None = None,
+    memory_budget: int = DEFAULT_BUDGET,
+    align: int | None = None,
+    progress: bool = False,
+    revision: str | None = None,
+    layout: str | None = None,
+) -> TensorIterator:
+    """Names and tensors in the order in which they arrive, while the rest is being read.
+
+    What was taken is the caller's, and its memory goes back to the system with its last reference.
+
+    Args:
+        path_or_id: a folder, a file, an index, or the id of a model on the Hub.
+        framework: ``"torch"``, ``"numpy"`` or ``"dlpack"``, as for `load`.
+        backend: ``"default"``, ``"sync"``, ``"async"``, ``"io-uring"`` or ``"mmap"``.
+        device: where torch tensors shall be.
+        names: only these tensors.
+        slices: only parts: for a name what would stand between brackets.
+        workers: threads, or rings, that read.
+        memory_budget: bytes that may be in flight and not yet taken, 512 MiB by default; reading
+            waits for the taker. A tensor that is larger comes alone.
+        align: bytes that every tensor's address shall be a multiple of.
+        progress: show a progress bar.
+        revision: branch, tag or commit of a model.
+        layout: ``"safetensors"`` or ``"serverlessllm"``, where a folder holds both.
+
+    Raises:
+        TensoraError: one of its subclasses; from the iterator where it happens while it reads.
+    """
+    wrap = _frameworks.wrapper(framework, device)
+    job = _Job(
+        path_or_id,
+        revision=revision,
+        layout=layout,
+        backend=backend,
+        names=names,
+        slices=slices,
+        workers=workers,
+        align=align,
+        memory_budget=memory_budget,
+    )
+    return TensorIterator(job, wrap, progress)
+
+
+class TensorIterator:
+    """Iterates over names and tensors; leaving it early ends the load.
+
+    A tensor that the framework has no dtype for raises `DtypeError` in its turn; the next call goes
+    on with the one after it.
+    """
+
+    def __init__(self, job: _Job, wrap: _frameworks.Wrap, progress: bool) -> None:
+        self._job = job
+        self._wrap = wrap
+        self._stream = job.stream()
+        self._bar = Progress(job.nbytes() if progress else None)
+
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        return self
+
+    def __next__(self) -> tuple[str, Any]:
+        # One at a time: what was taken no longer counts against the budget.
+        taken = self._stream.take(1)
+        if not taken:
+            self.close()
+            raise StopIteration
+        [tensor] = taken
+        del taken
+        self._bar.add(len(tensor))
+        return tensor.name, self._job.shaped(self._wrap, tensor)
+
+    def __enter__(self) -> TensorIterator:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_bar"):
+            self.close()
+
+    def __len__(self) -> int:
+        return self._stream.remaining()
+
+    def close(self) -> None:
+        """Ends the load and waits for the reads in flight. The iterator is at its end then."""
+        self._stream.close()
+        self._bar.close()
+
+
+async def aload(path_or_id: str | os.PathLike[str], **options: Any) -> dict[str, Any]:
+    """As `load`, for asyncio: the loop runs on while files are read.
+
+    Cancelling the task ends the load, and waits for the reads in flight.
+
+    Args:
+        path_or_id: a folder, a file, an index, or the id of a model on the Hub.
+        options: the other arguments of `load`.
+
+    Raises:
+        TensoraError: as `load` does.
+    """
+    cancel = _native.Cancel()
+    work = asyncio.get_running_loop().run_in_executor(
+        None, partial(_load_cancellable, path_or_id, cancel, **options)
+    )
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        cancel.cancel()
+        await asyncio.wait([work])
+        work.exception()  # It is known why.
+        raise
+
+
+def _load_cancellable(
+    path_or_id: str | os.PathLike[str],
+    cancel: _native.Cancel,
+    *,
+    framework: str = "torch",
+    device: Any = "cpu",
+    memory_budget: int | None = None,
+    progress: bool = False,
+    **options: Any,
+) -> dict[str, Any]:
+    wrap = _frameworks.wrapper(framework, device)
+    job = _Job(path_or_id, cancel=cancel, **options)
+    job.refuse_beyond(memory_budget)
+    return job.load(wrap, progress, moves=str(device) != "cpu")
+
+
+async def aiter_tensors(
+    path_or_id: str | os.PathLike[str], **options: Any
+) -> AsyncIterator[tuple[str, Any]]:
+    """As `iter_tensors`, for asyncio: ``async for name, tensor in aiter_tensors(...)``.
+
+    Args:
+        path_or_id: a folder, a file, an index, or the id of a model on the Hub.
+        options: the other arguments of `iter_tensors`.
+
+    Raises:
+        TensoraError: as `iter_tensors` does.
+    """
+    loop = asyncio.get_running_loop()
+    tensors = await loop.run_in_executor(None, partial(iter_tensors, path_or_id, **options))
+    step = partial(next, tensors, None)
+    try:
+        while True:
+            item = await loop.run_in_executor(None, step)
+            if item is None:
+                return
+            yield item
+    finally:
+        # What is in flight ends within a read; a thread of the pool may still be waiting for it.
+        await loop.run_in_executor(None, tensors.close)
+
+
+class _Job:
+    """A checkpoint and what is wanted of it."""
+
+    def __init__(
+        self,
+        path_or_id: str | os.PathLike[str],
+        *,
+        revision: str | None = None,
+        layout: str | None = None,
+        cancel: _native.Cancel | None = None,
+        **options: Any,
+    ) -> None:
+        self._checkpoint = open_native(path_or_id, revision=revision, layout=layout, cancel=cancel)
+        self._asked, self._windows = request(self._checkpoint, cancel=cancel, **options)
+
+    def nbytes(self) -> int:
+        """Bytes of all tensors that are wanted."""
+        if self._asked["names"] is None and not self._windows:
+            return self._checkpoint.nbytes
+        return self._checkpoint.selected_bytes(self._asked)
+
+    def refuse_beyond(self, budget: int | None) -> None:
+        """An error where the tensors take more than ``budget`` bytes."""
+        if budget is None or (needed := self.nbytes()) <= budget:
+            return
+        error = OutOfMemoryError(
+            f"the tensors take {needed} bytes, and memory_budget allows {budget}; "
+            "use iter_tensors, or select fewer tensors or slices"
+        )
+        error.kind = "OutOfMemory"
+        raise error
+
+    def stream(self) -> _native.Stream:
+        return self._checkpoint.stream(self._asked)
+
+    def load(self, wrap: _frameworks.Wrap, progress: bool, *, moves: bool) -> dict[str, Any]:
+        """All of it; tensors that move elsewhere do so as they arrive."""
+        shaped = partial(self.shaped, wrap) if self._windows else wrap
+        if not progress and not moves:
+            return _frameworks.wrap_all(self._checkpoint.load(self._asked), shaped)
+        if moves:
+            # The host holds what has not moved yet, and may have less memory than the device.
+            self._asked["memory_budget"] = DEFAULT_BUDGET
+        return _frameworks.wrap_all(self._arriving(progress), shaped)
+
+    def _arriving(self, progress: bool) -> Iterator[_native.Tensor]:
+        stream = self.stream()
+        bar = Progress(self.nbytes() if progress else None)
+        try:
+            while tensors := stream.take(BATCH):
+                while tensors:
+                    tensor = tensors.pop(0)
+                    bar.add(len(tensor))
+                    yield tensor
+                    del tensor
+        finally:
+            stream.close()
+            bar.close()
+
+    def shaped(self, wrap: _frameworks.Wrap, tensor: _native.Tensor) -> Any:
+        """An array without the dimensions that were indexed by numbers."""
+        made = wrap(tensor)
+        part: Window | None = self._windows.get(tensor.name)
+        if part is None or part.shape == tensor.shape:
+            return made
+        return _frameworks.reshaped(made, part.shape)
