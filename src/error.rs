@@ -126,7 +126,7 @@ impl Error {
             io::ErrorKind::NotFound => ErrorKind::NotFound,
             _ => ErrorKind::Io,
         };
-        let out_of_descriptors = crate::storage::local::is_out_of_descriptors(&source);
+        let out_of_descriptors = is_out_of_descriptors(&source);
         let error = Self::new(kind, format!("cannot {action}"))
             .at(path)
             .because(source);
@@ -251,6 +251,17 @@ impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         self.0.source.as_deref().map(|source| source as _)
     }
+}
+
+/// Whether an open failed because too many files are open: those of reads in flight, which end.
+pub(crate) fn is_out_of_descriptors(error: &io::Error) -> bool {
+    #[cfg(unix)]
+    return matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE));
+    #[cfg(not(unix))]
+    return {
+        let _ = error;
+        false
+    };
 }
 
 #[cfg(test)]

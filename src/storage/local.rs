@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result, is_out_of_descriptors};
 use crate::storage::source::{Identity, Source};
 
 /// Which way a descriptor goes to the bytes.
@@ -186,17 +186,6 @@ pub(crate) fn descriptor_limit() -> u64 {
     #[cfg(not(unix))]
     let limit = None;
     limit.unwrap_or(1024)
-}
-
-/// Whether an open failed because too many files are open: those of reads in flight, which end.
-pub(crate) fn is_out_of_descriptors(error: &io::Error) -> bool {
-    #[cfg(unix)]
-    return matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE));
-    #[cfg(not(unix))]
-    return {
-        let _ = error;
-        false
-    };
 }
 
 #[cfg(unix)]

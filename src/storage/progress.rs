@@ -6,9 +6,9 @@
 use std::io;
 use std::time::Duration;
 
+use crate::error::is_out_of_descriptors;
 use crate::schedule::Request;
 use crate::storage::Access;
-use crate::storage::local::is_out_of_descriptors;
 use crate::storage::source::is_transient;
 
 /// Transient failures in a row that are retried before they count as an error. A file system that

@@ -3,9 +3,9 @@
 use std::io;
 use std::time::Duration;
 
+use crate::error::is_out_of_descriptors;
 use crate::storage::crew::Left;
 use crate::storage::job::{Claim, Flight, Job};
-use crate::storage::local::is_out_of_descriptors;
 use crate::storage::{Access, Source};
 use crate::trace::What;
 

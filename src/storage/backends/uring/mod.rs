@@ -19,11 +19,10 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use crate::error::{Error, ErrorKind};
+use crate::error::{Error, ErrorKind, is_out_of_descriptors};
 use crate::storage::backends::Backend;
 use crate::storage::crew::{Crew, Left};
 use crate::storage::job::Job;
-use crate::storage::local::is_out_of_descriptors;
 
 use self::driver::{Ring, drive};
 use self::emulated::EmulatedRing;
