@@ -7,9 +7,14 @@
 use std::io;
 use std::ops::Deref;
 use std::path::Path;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+use std::time::Duration;
 
 use tensora::converters::{Abandoned, OutputFolder};
+
+/// The holder of the list looks at a folder that it is about to claim.
+static CLAIMING: AtomicBool = AtomicBool::new(false);
 
 /// Outputs that are being written.
 static UNFINISHED: Mutex<Vec<OutputFolder>> = Mutex::new(Vec::new());
@@ -29,7 +34,10 @@ impl Unfinished {
     pub fn claim(claim: impl FnOnce() -> tensora::Result<OutputFolder>) -> tensora::Result<Self> {
         // Held meanwhile: a signal waits until it is known what was made.
         let mut unfinished = lock();
-        let folder = claim()?;
+        CLAIMING.store(true, Ordering::Release);
+        let claimed = claim();
+        CLAIMING.store(false, Ordering::Release);
+        let folder = claimed?;
         unfinished.push(folder.clone());
         Ok(Self(folder))
     }
@@ -73,14 +81,15 @@ impl Drop for Unfinished {
 
 /// From now on Ctrl-C, a request to terminate and a hang-up end the process at once, and remove what
 /// is unfinished. The exit code is 128 and the number of the signal, as shells have it.
-pub fn on_interrupt() {
-    if let Err(error) = watch() {
+/// Under `json`, nothing else was printed and an object says so.
+pub fn on_interrupt(json: bool) {
+    if let Err(error) = watch(json) {
         eprintln!("warning: signals may leave temporary files behind: {error}");
     }
 }
 
 #[cfg(unix)]
-fn watch() -> io::Result<()> {
+fn watch(json: bool) -> io::Result<()> {
     use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
     let mut signals = vec![SIGINT, SIGTERM];
     // Whoever started us with nohup wants it to stay ignored.
@@ -92,24 +101,46 @@ fn watch() -> io::Result<()> {
         .name("signals".into())
         .spawn(move || {
             if let Some(signal) = signals.forever().next() {
-                end(128 + signal);
+                end(128 + signal, || {
+                    if json {
+                        crate::stdout::last_line(&crate::failure::Failed::by_signal(signal));
+                    }
+                });
             }
         })?;
     Ok(())
 }
 
 #[cfg(not(unix))]
-fn watch() -> io::Result<()> {
-    let handler = || end(crate::failure::INTERRUPTED.into());
+fn watch(_json: bool) -> io::Result<()> {
+    let handler = || end(crate::failure::INTERRUPTED.into(), || ());
     ctrlc::set_handler(handler).map_err(io::Error::other)
 }
 
-fn end(code: i32) -> ! {
+fn end(code: i32, last: impl FnOnce()) -> ! {
     // Both are held for good: nothing is finished any more, and no other thread gets as far as to
     // end the process with an exit code of its own.
-    let unfinished = lock();
-    let _waiting: Vec<Abandoned<'_>> = unfinished.iter().map(OutputFolder::abandon).collect();
+    let unfinished = lock_unless_stuck();
+    let outputs = unfinished.iter().flat_map(|folders| folders.iter());
+    let _waiting: Vec<Abandoned<'_>> = outputs.map(OutputFolder::abandon).collect();
+    last();
     std::process::exit(code)
+}
+
+/// `None` where a folder is being claimed that does not answer: nothing was written into it yet, and
+/// whoever ends the program does not wait for it.
+fn lock_unless_stuck() -> Option<MutexGuard<'static, Vec<OutputFolder>>> {
+    for _ in 0..500 {
+        match UNFINISHED.try_lock() {
+            Ok(unfinished) => return Some(unfinished),
+            Err(TryLockError::Poisoned(poisoned)) => return Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => std::thread::sleep(Duration::from_millis(10)),
+        }
+    }
+    match CLAIMING.load(Ordering::Acquire) {
+        true => None,
+        false => Some(lock()),
+    }
 }
 
 /// Whether this process was started with a signal ignored. Only Linux says it without unsafe code.

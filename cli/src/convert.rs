@@ -144,6 +144,7 @@ pub fn run(args: &Convert, out: &mut dyn Write) -> Result<()> {
         );
     }
     say("replaced, as they had other contents", &report.replaced);
+    say("removed, as the earlier checkpoint", &report.removed);
     say("left as they were, as the input has none", &report.kept);
     say(
         "not copied along, as no regular files of UTF-8 names",

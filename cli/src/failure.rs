@@ -90,6 +90,32 @@ impl Failed {
         };
         Some(Self { ok: false, error })
     }
+
+    /// What the parser of arguments says, whose first words and usage lines are for people.
+    pub fn usage(text: &str) -> Self {
+        let (about, _) = text.split_once("\n\nUsage:").unwrap_or((text, ""));
+        let about = about.strip_prefix("error: ").unwrap_or(about);
+        let words: Vec<&str> = about.split_whitespace().collect();
+        Self::plain("Usage", words.join(" "))
+    }
+
+    /// A signal has ended the program.
+    #[cfg(unix)]
+    pub fn by_signal(signal: i32) -> Self {
+        let kind = ErrorKind::Cancelled.to_string();
+        Self::plain(&kind, format!("ended by signal {signal}"))
+    }
+
+    fn plain(kind: &str, message: String) -> Self {
+        let error = About {
+            kind: kind.to_owned(),
+            message,
+            path: None,
+            tensor: None,
+            help: None,
+        };
+        Self { ok: false, error }
+    }
 }
 
 /// The exit code for a failed command.

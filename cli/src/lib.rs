@@ -24,6 +24,7 @@ mod reference;
 mod samples;
 mod size;
 mod spread;
+mod stdout;
 mod trace_file;
 
 mod cache_list;

@@ -59,11 +59,16 @@ pub fn refuse_part_of(file: &SingleFile, checkpoint: &Checkpoint) -> Result<()> 
 }
 
 /// Whether a file in the folder of a checkpoint is one of our own reports, which may be renewed, or
-/// empty.
+/// an empty one, unless its name is that of a part: an empty `merges.txt` says something, too.
 fn is_report(path: &Path) -> bool {
+    // To open a pipe would wait for somebody who writes into it.
+    if !path.is_file() {
+        return false;
+    }
     let mut head = Vec::new();
     let read = File::open(path).map(|file| file.take(HEAD_BYTES).read_to_end(&mut head));
-    let is_empty = head.is_empty();
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let is_empty = head.is_empty() && !tensora::converters::is_companion(&name);
     matches!(read, Ok(Ok(_)))
         && (is_empty
             || tensora::integrity::Manifest::is_begun_by(&head)

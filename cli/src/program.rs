@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use clap::{Arg, ArgAction, ArgMatches, Args, Command};
 use tracing_subscriber::filter::LevelFilter;
 
+use crate::stdout::Stdout;
 use crate::{cleanup, failure, output};
 
 /// Runs a program: `command` gets the parsed arguments and the standard output.
@@ -14,11 +15,12 @@ pub fn run<A: Args>(
     about: &'static str,
     command: impl FnOnce(A, &mut dyn Write) -> anyhow::Result<()>,
 ) -> ExitCode {
-    let matches = arguments::<A>(name, about).get_matches();
-    let args = A::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+    let matches = arguments::<A>(name, about).try_get_matches();
+    let matches = matches.unwrap_or_else(|error| refuse(&error));
+    let args = A::from_arg_matches(&matches).unwrap_or_else(|error| refuse(&error));
     log(&matches);
-    cleanup::on_interrupt();
-    let mut out = BufWriter::new(io::stdout().lock());
+    cleanup::on_interrupt(wants_json(&matches));
+    let mut out = BufWriter::new(Stdout::lock());
     let outcome = command(args, &mut out).and_then(|()| Ok(out.flush()?));
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
@@ -46,6 +48,17 @@ pub fn run<A: Args>(
             ExitCode::from(failure::exit_code(&error))
         }
     }
+}
+
+/// Ends the program with what the parser says about its arguments: help, or what is wrong with them,
+/// which is JSON, too, where that is asked for.
+fn refuse(error: &clap::Error) -> ! {
+    let mut given = std::env::args_os().skip(1).take_while(|arg| arg != "--");
+    if error.use_stderr() && given.any(|arg| arg == "--json") {
+        let failed = failure::Failed::usage(&error.render().to_string());
+        let _ = output::json_line(&mut io::stdout().lock(), &failed);
+    }
+    error.exit()
 }
 
 /// The arguments of a program whose command takes `A`.

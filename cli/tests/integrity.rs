@@ -26,6 +26,13 @@ fn a_manifest_or_trace_never_replaces_what_is_none() {
     }
     assert_eq!(sandbox.run("tensora", &["hash", "a"]), digests);
     assert_eq!(std::fs::read(sandbox.path("notes.txt")).unwrap(), b"mine");
+    // An empty file may say something, too.
+    std::fs::write(folder.join("merges.txt"), b"").unwrap();
+    for option in ["--manifest", "--trace"] {
+        let error = sandbox.fail(1, "tensora", &["hash", "a", option, "a/merges.txt"]);
+        assert!(error.contains("of the checkpoint itself"), "{error}");
+    }
+    assert_eq!(std::fs::read(folder.join("merges.txt")).unwrap(), b"");
     // Our own are renewed, also beside the weights.
     for _ in 0..2 {
         sandbox.run("tensora", &["hash", "a", "--manifest", "a/manifest.json"]);
@@ -131,6 +138,17 @@ fn failures_are_json_where_json_is_asked_for() {
         &["a", "out", "--to", "safetensors", "--packed", "--json"],
     );
     assert_eq!(json["error"]["kind"], "Usage");
+    // What the parser of arguments refuses, too.
+    for args in [
+        &["a", "out", "--json", "--nonsense"][..],
+        &["--json"],
+        &["a", "out", "-p", "none", "--json"],
+    ] {
+        let json = failed_json(&sandbox, 2, "convert", args);
+        assert_eq!(json["error"]["kind"], "Usage");
+        let message = json["error"]["message"].as_str().unwrap();
+        assert!(!message.is_empty() && !message.contains('\n'), "{json}");
+    }
     // A report that says what is wrong is all there is.
     let (_, manifest) = (
         sandbox.run("tensora", &["hash", "a", "--manifest", "m.json"]),

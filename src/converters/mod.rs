@@ -17,6 +17,7 @@
 mod convert;
 pub(crate) mod folder;
 mod in_parallel;
+mod names;
 mod open_files;
 mod rename;
 mod runs;
@@ -32,11 +33,9 @@ use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
 use crate::tensor::Shape;
 
-#[cfg(feature = "hub")]
-pub(crate) use convert::is_companion;
 pub use convert::{
     Conversion, ConvertOptions, ConvertReport, DEFAULT_SHARD_BYTES, METADATA_FILE,
-    MetadataConflict, convert,
+    MetadataConflict, convert, is_companion,
 };
 pub use folder::{Abandoned, OutputFolder, PendingFile};
 pub(crate) use in_parallel::in_parallel;

@@ -14,7 +14,7 @@ mod ffi;
 mod filesystems;
 mod memory;
 #[cfg(target_os = "linux")]
-mod mounts;
+pub(crate) mod mounts;
 mod observer;
 #[cfg(target_os = "linux")]
 mod page_cache;

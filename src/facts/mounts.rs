@@ -1,6 +1,7 @@
 //! The mount table: `/proc/self/mountinfo`, parsed once per probe.
 
 use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 
 /// One mounted filesystem.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -82,6 +83,19 @@ fn unescaped(field: &str) -> String {
         at += if code.is_some() { 4 } else { 1 };
     }
     String::from_utf8_lossy(&plain).into_owned()
+}
+
+/// Where something is mounted in `folder` itself: paths of its entries, links in the folder's own
+/// path resolved.
+pub(crate) fn points_in(folder: &Path) -> Vec<PathBuf> {
+    let Ok(folder) = folder.canonicalize() else {
+        return Vec::new();
+    };
+    let mounts = Mounts::read();
+    let points = mounts.iter().map(|mount| PathBuf::from(&mount.point));
+    points
+        .filter(|point| point.parent() == Some(&*folder))
+        .collect()
 }
 
 #[cfg(test)]

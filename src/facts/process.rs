@@ -3,7 +3,7 @@
 //! Loads never call any of this. Figures that the system does not tell are `None`.
 
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use serde::Serialize;
 
@@ -54,6 +54,48 @@ pub fn usage() -> ProcessUsage {
         read_bytes: read_bytes(),
         ..times_and_faults()
     }
+}
+
+/// Time by which the clock of a file system may be behind that of the process table.
+const CLOCK_SLACK: Duration = Duration::from_secs(10);
+
+/// Whether a file that was last modified then may be the work of the process `pid` that runs now.
+/// Numbers of processes come again, in containers at each start: what is older than the process is
+/// not its work. Where a system does not tell, every process is said to run.
+pub(crate) fn is_of_running(pid: u32, modified: SystemTime) -> bool {
+    #[cfg(unix)]
+    {
+        use rustix::process::{Pid, test_kill_process};
+        let found = i32::try_from(pid).ok().and_then(Pid::from_raw);
+        // One of somebody else is there, too, and says that it may not be asked.
+        let gone = |pid| test_kill_process(pid) == Err(rustix::io::Errno::SRCH);
+        if found.is_none_or(gone) {
+            return false;
+        }
+    }
+    started(pid).is_none_or(|started| modified + CLOCK_SLACK >= started)
+}
+
+/// When a process was started, where the system tells.
+fn started(pid: u32) -> Option<SystemTime> {
+    #[cfg(not(target_os = "linux"))]
+    let since_boot = {
+        let _ = pid;
+        None::<(u64, u64)>
+    };
+    #[cfg(target_os = "linux")]
+    let since_boot = {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        // The name, in parentheses, may hold anything.
+        let (_, fields) = stat.rsplit_once(')')?;
+        let ticks: u64 = fields.split_ascii_whitespace().nth(19)?.parse().ok()?;
+        let boot = std::fs::read_to_string("/proc/stat").ok()?;
+        let boot = super::procfs::field(&boot, "btime")?;
+        Some((boot, ticks / rustix::param::clock_ticks_per_second()))
+    };
+    let (boot, seconds) = since_boot?;
+    let since = Duration::from_secs(boot.checked_add(seconds)?);
+    SystemTime::UNIX_EPOCH.checked_add(since)
 }
 
 /// What one thread has used since it started.

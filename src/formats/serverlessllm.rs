@@ -36,8 +36,12 @@ pub fn partition_file(id: u64) -> String {
 
 /// Whether a file name is that of a partition.
 pub(crate) fn is_partition_file(name: &str) -> bool {
-    let id = name.strip_prefix("tensor.data_");
-    id.is_some_and(|id| !id.is_empty() && id.bytes().all(|byte| byte.is_ascii_digit()))
+    let Some(id) = name.strip_prefix("tensor.data_") else {
+        return false;
+    };
+    // No partition has a number of more digits than it needs.
+    let is_plain = id == "0" || !id.starts_with('0');
+    is_plain && !id.is_empty() && id.bytes().all(|byte| byte.is_ascii_digit())
 }
 
 /// How entries place their tensors.

@@ -12,13 +12,14 @@ use std::path::{Path, PathBuf};
 
 use super::companions::is_companion;
 use super::journal;
-use super::metadata::METADATA_FILE;
+use super::parts::name_of_part;
 use crate::checkpoint::Parts;
 use crate::converters::OutputPlan;
+use crate::converters::names::{is_output, is_written_here, read_file};
 use crate::error::{Error, ErrorKind, Result};
-use crate::formats::INCOMPLETE_FILE;
 use crate::formats::index::{MAX_INDEX_BYTES, ShardIndex};
-use crate::formats::serverlessllm::{INDEX_FILE, is_partition_file};
+use crate::formats::serverlessllm::INDEX_FILE;
+use crate::formats::{INCOMPLETE_FILE, JOURNAL_FILE};
 use crate::text;
 
 /// What a commit does to the files that are there before it.
@@ -40,13 +41,7 @@ impl Changes {
     /// name that is needed, or files that readers would take for the checkpoint or for another one.
     pub(super) fn of(folder: &Path, plan: &OutputPlan, others: &[String]) -> Result<Self> {
         let entries = Entries::read(folder)?;
-        let data = plan.files.iter().map(|file| &file.name);
-        let index = plan.index.iter().map(|index| &index.name);
-        let planned: HashSet<&str> = data
-            .chain(index)
-            .chain(others)
-            .map(String::as_str)
-            .collect();
+        let planned = planned(plan, others);
         entries.refuse_obstacles(folder, &planned)?;
         let mark = folder.join(INCOMPLETE_FILE);
         let earlier = match mark.symlink_metadata() {
@@ -76,6 +71,20 @@ impl Changes {
         entries.refuse_unclear(folder, plan, &planned, &changes.obsolete)?;
         Ok(changes)
     }
+}
+
+/// Refuses what cannot be replaced or removed, or what to open would wait for another process, under
+/// a name that is needed. Before anything in the folder is opened.
+pub(super) fn refuse_obstacles(folder: &Path, plan: &OutputPlan, others: &[String]) -> Result<()> {
+    Entries::read(folder)?.refuse_obstacles(folder, &planned(plan, others))
+}
+
+/// All names that a conversion gives.
+fn planned<'p>(plan: &'p OutputPlan, others: &'p [String]) -> HashSet<&'p str> {
+    let data = plan.files.iter().map(|file| &file.name);
+    let index = plan.index.iter().map(|index| &index.name);
+    let names = data.chain(index).chain(others);
+    names.map(String::as_str).collect()
 }
 
 /// What lies in a folder.
@@ -110,36 +119,46 @@ impl Entries {
         Ok(found)
     }
 
-    /// Only a file or a link can be replaced or removed. A folder under a name of a checkpoint would
-    /// confuse readers even where this one has no use for the name.
+    /// Only a file or a link to one can be replaced or removed. A folder under a name of a checkpoint
+    /// would confuse readers even where this one has no use for the name.
     fn refuse_obstacles(&self, folder: &Path, planned: &HashSet<&str>) -> Result<()> {
-        let is_name = |name: &OsStr| {
-            let part_of = |name: &str| {
-                let part = name.strip_prefix('.')?.strip_suffix(".part")?;
-                Some(planned.contains(part))
+        // Neither can go.
+        #[cfg(target_os = "linux")]
+        let mounted = crate::facts::mounts::points_in(folder);
+        #[cfg(not(target_os = "linux"))]
+        let mounted: Vec<PathBuf> = Vec::new();
+        let is_mounted = |name: &OsStr| mounted.iter().any(|at| at.file_name() == Some(name));
+        for (name, kind) in &self.kinds {
+            let Some(plain) = name.to_str() else {
+                continue;
             };
-            let name = name.to_str();
-            name.is_some_and(|name| {
-                planned.contains(name) || is_output(name) || part_of(name) == Some(true)
-            })
-        };
-        let mut obstacles = self
-            .kinds
-            .iter()
-            .filter(|(name, kind)| !kind.is_file() && !kind.is_symlink() && is_name(name));
-        match obstacles.next() {
-            Some((name, kind)) => {
-                let what = match kind.is_dir() {
-                    true => "a folder",
-                    false => "a special file",
-                };
-                let message = format!("this is {what}, and the conversion needs the name");
-                Err(Error::new(ErrorKind::InvalidArgument, message)
-                    .at(folder.join(name))
-                    .help("move it elsewhere, or choose another folder"))
+            // What is written to under the name that it has: through a link, this would be elsewhere.
+            let is_worked_on = plain == JOURNAL_FILE
+                || plain == INCOMPLETE_FILE
+                || name_of_part(plain).is_some_and(is_written_here);
+            if !is_worked_on && !planned.contains(plain) && !is_output(plain) {
+                continue;
             }
-            None => Ok(()),
+            let path = folder.join(name);
+            let what = match kind {
+                kind if kind.is_dir() => "a folder",
+                _ if is_mounted(name) => "a file that is mounted here",
+                kind if kind.is_file() => continue,
+                kind if kind.is_symlink() && is_worked_on => "a symbolic link",
+                kind if kind.is_symlink() => match path.metadata() {
+                    Ok(to) if to.is_dir() => "a symbolic link to a folder",
+                    Ok(to) if !to.is_file() => "a symbolic link to a special file",
+                    // The link alone is replaced, wherever it leads to.
+                    Ok(_) | Err(_) => continue,
+                },
+                _ => "a special file",
+            };
+            let message = format!("this is {what}, and the conversion needs the name");
+            return Err(Error::new(ErrorKind::InvalidArgument, message)
+                .at(path)
+                .help("move it elsewhere, or choose another folder"));
         }
+        Ok(())
     }
 
     /// The files of the SafeTensors checkpoint that a reader would find in the folder. Partitions
@@ -210,57 +229,10 @@ impl Entries {
 /// The shards that an index names beside it; none where it cannot be read.
 fn shards_of(index: &Path) -> Vec<String> {
     let is_small = |path: &Path| path.metadata().is_ok_and(|m| m.len() <= MAX_INDEX_BYTES);
-    let bytes = is_small(index).then(|| std::fs::read(index).ok()).flatten();
+    let bytes = is_small(index).then(|| read_file(index).ok()).flatten();
     let parsed = bytes.and_then(|bytes| ShardIndex::parse(&bytes).ok());
     let shards = parsed.iter().flat_map(|parsed| parsed.shards());
     let beside =
         shards.filter(|shard| Path::new(&***shard).file_name() == Some((***shard).as_ref()));
     beside.map(|shard| shard.to_string()).collect()
-}
-
-/// Whether a name is one that a conversion gives to a data file or an index.
-fn is_output(name: &str) -> bool {
-    let digits = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
-    let is_shard = |name: &str| {
-        let numbers = name
-            .strip_prefix("model-")
-            .and_then(|name| name.strip_suffix(".safetensors"))
-            .and_then(|name| name.split_once("-of-"));
-        numbers.is_some_and(|(number, count)| digits(number) && digits(count))
-    };
-    name == INDEX_FILE
-        || name == METADATA_FILE
-        || is_partition_file(name)
-        || name == "model.safetensors"
-        || name == "model.safetensors.index.json"
-        || is_shard(name)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_names_that_conversions_give_are_removed() {
-        for name in [
-            "tensor_index.json",
-            "tensor.data_0",
-            "tensor.data_17",
-            "model.safetensors",
-            "model-00001-of-00003.safetensors",
-            "model.safetensors.index.json",
-        ] {
-            assert!(is_output(name), "{name}");
-        }
-        for name in [
-            "config.json",
-            "tensor.data_",
-            "tensor.data_x",
-            "adapter_model.safetensors",
-            "model-a-of-b.safetensors",
-            "my model.safetensors",
-        ] {
-            assert!(!is_output(name), "{name}");
-        }
-    }
 }

@@ -5,9 +5,9 @@
 
 use std::path::Path;
 
-use super::changes::Changes;
+use super::changes::{self, Changes};
 use super::journal::{self, Owner};
-use super::{Conversion, commit, input};
+use super::{Conversion, commit};
 use crate::converters::folder::{OutputFolder, refuse_occupied};
 use crate::error::{Error, ErrorKind, Result};
 use crate::formats::{INCOMPLETE_FILE, JOURNAL_FILE};
@@ -23,13 +23,18 @@ impl Conversion {
     /// way; [`ErrorKind::Io`].
     pub fn claim(&self, folder: &Path) -> Result<OutputFolder> {
         refuse_file(folder)?;
-        input::refuse_as_output(&self.checkpoint, &self.companions, folder)?;
-        let look = || match self.must_be_empty(folder)? {
-            true => refuse_occupied(folder).map_err(|error| error.help(self.flags_that_do())),
-            false => Ok(()),
+        self.input.refuse_as_output(folder)?;
+        let others = self.others();
+        // First: to open one of them may wait for ever.
+        changes::refuse_obstacles(folder, &self.target.plan, &others)?;
+        let look = || {
+            if self.must_be_empty(folder)? {
+                refuse_occupied(folder).map_err(|error| error.help(self.flags_that_do()))?;
+            }
+            let changes = Changes::of(folder, &self.target.plan, &others)?;
+            self.refuse_unasked(folder, &changes)
         };
         look()?;
-        Changes::of(folder, &self.target.plan, &self.others())?;
         let claimed = OutputFolder::claim(folder)?;
         // Somebody may have been there in between.
         look()?;
@@ -78,6 +83,29 @@ impl Conversion {
             Owner::Same => Ok(!is_marked),
             Owner::Nobody => Ok(!self.is_complete(folder)),
         }
+    }
+
+    /// Refuses to remove what nobody said may go: only an interrupted run that was told to replace a
+    /// checkpoint goes on with that.
+    pub(super) fn refuse_unasked(&self, folder: &Path, changes: &Changes) -> Result<()> {
+        if self.options.force || changes.obsolete.is_empty() {
+            return Ok(());
+        }
+        let begun = journal::obsolete(&folder.join(INCOMPLETE_FILE));
+        let unasked = changes.obsolete.iter();
+        let names: Vec<_> = unasked
+            .filter(|name| !begun.contains(name))
+            .map(|name| text::name(name))
+            .collect();
+        if names.is_empty() {
+            return Ok(());
+        }
+        let shown = names[..names.len().min(3)].join(", ");
+        let more = if names.len() > 3 { ", ..." } else { "" };
+        let message = format!("files of another checkpoint would be removed: {shown}{more}");
+        Err(Error::new(ErrorKind::InvalidArgument, message)
+            .at(folder)
+            .help("move them elsewhere, or let them go with --resume --force"))
     }
 
     fn flags_that_do(&self) -> &'static str {

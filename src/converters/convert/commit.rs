@@ -16,9 +16,10 @@ use std::path::Path;
 
 use super::changes::Changes;
 use super::journal;
-use super::parts::{is_part, part_path};
+use super::parts::{name_of_part, part_path};
 use crate::converters::OutputPlan;
 use crate::converters::folder::{OutputFolder, Renames, sync_folder};
+use crate::converters::names::is_written_here;
 use crate::error::{Error, Result};
 use crate::formats::{INCOMPLETE_FILE, JOURNAL_FILE};
 
@@ -159,7 +160,8 @@ pub(super) fn forget_earlier(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Names of parts and journals, of whichever conversion; none where there is no folder.
+/// Names of parts and journals, of whichever conversion; none where there is no folder. Parts of
+/// names that no conversion gives are the user's own.
 pub(super) fn parts_and_journal(folder: &Path) -> Result<Vec<String>> {
     let failed = |error: io::Error| Error::io("list", folder, error);
     let entries = match std::fs::read_dir(folder) {
@@ -170,7 +172,7 @@ pub(super) fn parts_and_journal(folder: &Path) -> Result<Vec<String>> {
     for entry in entries {
         // What is not UTF-8 is not ours.
         if let Ok(name) = entry.map_err(failed)?.file_name().into_string()
-            && (is_part(&name) || name == JOURNAL_FILE)
+            && (name_of_part(&name).is_some_and(is_written_here) || name == JOURNAL_FILE)
         {
             names.push(name);
         }

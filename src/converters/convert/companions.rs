@@ -71,7 +71,7 @@ impl Companions {
 
 /// Whether a file name is that of a configuration or tokenizer file, and not of weights or of an
 /// index of them.
-pub(crate) fn is_companion(name: &str) -> bool {
+pub fn is_companion(name: &str) -> bool {
     let ours = name.ends_with(".index.json") || name == INDEX_FILE || name == METADATA_FILE;
     let plain = !name.starts_with('.') && !name.contains('/');
     plain && !ours && ENDINGS.iter().any(|ending| name.ends_with(ending))

@@ -4,9 +4,15 @@ use std::path::{Path, PathBuf};
 
 use super::companions::Companion;
 use super::journal::Fingerprint;
+use super::metadata::METADATA_FILE;
 use super::target::Target;
 use crate::checkpoint::Checkpoint;
 use crate::error::{Error, ErrorKind, Result};
+use crate::formats::Layout;
+use crate::formats::serverlessllm::INDEX_FILE;
+
+/// Links that are followed, one after the other, as many as the kernel's own limit.
+const MAX_LINKS: usize = 40;
 
 /// Everything that the output depends on, and what tells that the input is the same.
 pub(super) fn fingerprint(
@@ -48,54 +54,147 @@ fn add_file(print: &mut Fingerprint, path: &Path) {
     let real = path.canonicalize().unwrap_or_else(|_| path.to_owned());
     print.add(real.as_os_str().as_encoded_bytes());
     #[cfg(unix)]
-    if let Ok(found) = real.metadata() {
-        use std::os::unix::fs::MetadataExt as _;
-        print.add(&found.dev().to_le_bytes());
-        print.add(&found.ino().to_le_bytes());
-        for time in [
-            found.mtime(),
-            found.mtime_nsec(),
-            found.ctime(),
-            found.ctime_nsec(),
-        ] {
+    if let Some(stamp) = Stamp::of(&real) {
+        print.add(&stamp.place.0.to_le_bytes());
+        print.add(&stamp.place.1.to_le_bytes());
+        for time in stamp.times {
             print.add(&time.to_le_bytes());
         }
     }
 }
 
-/// Refuses a folder that holds the input: its files would be replaced while they are read.
-pub(super) fn refuse_as_output(
-    checkpoint: &Checkpoint,
-    companions: &[Companion],
-    out: &Path,
-) -> Result<()> {
-    let Some(wanted) = FolderId::of(out) else {
-        return Ok(());
-    };
-    let sources = checkpoint.sources().iter().map(|source| source.path());
-    let files = sources.chain(companions.iter().map(|file| &*file.path));
-    // Where the names lie, and where links lead to.
-    let real = files.clone().filter_map(|file| file.canonicalize().ok());
-    let given = files.map(Path::to_owned);
-    let mut folders: Vec<PathBuf> = real
-        .chain(given)
-        .filter_map(|file| file.parent().map(Path::to_owned))
-        .collect();
-    // The index lies there, if there is one; shards may lie in folders below.
-    folders.push(checkpoint.root().to_owned());
-    folders.sort_unstable();
-    folders.dedup();
-    match folders
-        .iter()
-        .any(|folder| FolderId::of(folder) == Some(wanted.clone()))
-    {
-        true => Err(Error::new(
-            ErrorKind::InvalidArgument,
-            "the output folder is the one that is read from",
-        )
-        .at(out)
-        .help("choose another folder")),
-        false => Ok(()),
+/// The files that a conversion reads, and how they were when it was planned.
+#[derive(Debug)]
+pub(super) struct Input {
+    files: Vec<(PathBuf, Option<Stamp>)>,
+    root: PathBuf,
+}
+
+impl Input {
+    pub(super) fn of(checkpoint: &Checkpoint, companions: &[Companion]) -> Self {
+        let root = checkpoint.root();
+        let sources = checkpoint.sources().iter();
+        // What has no path is in memory.
+        let sources = sources.filter(|source| source.local().is_some());
+        let mut files: Vec<PathBuf> = sources
+            .map(|source| source.path().to_owned())
+            .chain(companions.iter().map(|file| file.path.clone()))
+            .chain(checkpoint.safetensors_index().map(Path::to_owned))
+            .collect();
+        if !root.as_os_str().is_empty() {
+            // Where the name has a link that leads nowhere, too.
+            let index = (checkpoint.layout() == Layout::ServerlessLlm).then_some(INDEX_FILE);
+            let beside = index.into_iter().chain([METADATA_FILE]);
+            let is_there = |path: &PathBuf| path.symlink_metadata().is_ok();
+            files.extend(beside.map(|name| root.join(name)).filter(is_there));
+        }
+        let files = files.into_iter().map(|file| {
+            let stamp = Stamp::of(&file);
+            (file, stamp)
+        });
+        Self {
+            files: files.collect(),
+            root: root.to_owned(),
+        }
+    }
+
+    /// Refuses what was read if any of it may have been written to since the plan, also by somebody
+    /// who has set the modification time back.
+    pub(super) fn refuse_changed(&self) -> Result<()> {
+        let changed = |(file, stamp): &&(PathBuf, Option<Stamp>)| Stamp::of(file) != *stamp;
+        match self.files.iter().find(changed) {
+            Some((file, _)) => Err(Error::new(
+                ErrorKind::SourceChanged,
+                "this file was touched or replaced while it was converted",
+            )
+            .at(file)
+            .help("convert again, with --force where an interrupted conversion is in the way")),
+            None => Ok(()),
+        }
+    }
+
+    /// Refuses a folder that holds the input, or a link on the way to it: it would be replaced while
+    /// it is read.
+    pub(super) fn refuse_as_output(&self, out: &Path) -> Result<()> {
+        let Some(wanted) = FolderId::of(out) else {
+            return Ok(());
+        };
+        let files = self.files.iter().map(|(file, _)| file);
+        let real = files.clone().filter_map(|file| file.canonicalize().ok());
+        // Where the names lie, and where each link leads to.
+        let ways = files.flat_map(|file| way_to(file));
+        let mut folders: Vec<PathBuf> = real.chain(ways).map(|file| folder_of(&file)).collect();
+        // The index lies there, if there is one; shards may lie in folders below.
+        folders.push(self.root.clone());
+        folders.sort_unstable();
+        folders.dedup();
+        let is_wanted = |folder: &PathBuf| FolderId::of(folder) == Some(wanted.clone());
+        match folders.iter().any(is_wanted) {
+            true => Err(Error::new(
+                ErrorKind::InvalidArgument,
+                "the output folder is the one that is read from",
+            )
+            .at(out)
+            .help("choose another folder")),
+            false => Ok(()),
+        }
+    }
+}
+
+/// A path, and all that links on the way from it lead to.
+fn way_to(file: &Path) -> Vec<PathBuf> {
+    let mut way = vec![file.to_owned()];
+    while way.len() <= MAX_LINKS {
+        let last = &way[way.len() - 1];
+        let Ok(to) = last.read_link() else {
+            break;
+        };
+        // An absolute one takes the place of everything.
+        way.push(last.parent().unwrap_or(Path::new("")).join(to));
+    }
+    way
+}
+
+fn folder_of(file: &Path) -> PathBuf {
+    match file.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
+        _ => PathBuf::from("."),
+    }
+}
+
+/// Which file it is, and when it was last touched.
+#[derive(Debug, PartialEq, Eq)]
+struct Stamp {
+    len: u64,
+    #[cfg(unix)]
+    place: (u64, u64),
+    /// Modified and changed, each in seconds and nanoseconds.
+    #[cfg(unix)]
+    times: [i64; 4],
+    #[cfg(not(unix))]
+    modified: Option<std::time::SystemTime>,
+}
+
+impl Stamp {
+    /// Links are followed.
+    fn of(path: &Path) -> Option<Self> {
+        let found = path.metadata().ok()?;
+        #[cfg(unix)]
+        use std::os::unix::fs::MetadataExt as _;
+        Some(Self {
+            len: found.len(),
+            #[cfg(unix)]
+            place: (found.dev(), found.ino()),
+            #[cfg(unix)]
+            times: [
+                found.mtime(),
+                found.mtime_nsec(),
+                found.ctime(),
+                found.ctime_nsec(),
+            ],
+            #[cfg(not(unix))]
+            modified: found.modified().ok(),
+        })
     }
 }
 

@@ -12,6 +12,7 @@ use std::io::Write as _;
 use std::path::Path;
 
 use crate::converters::json;
+use crate::converters::names::read_file;
 use crate::error::{Error, Result};
 
 const HEAD: &str = "tensora-convert 2 ";
@@ -55,7 +56,7 @@ pub(super) enum Owner {
 
 /// Whether the journal at `path` is of the conversion with this fingerprint.
 pub(super) fn owner(path: &Path, fingerprint: Fingerprint) -> Owner {
-    let Ok(text) = std::fs::read(path) else {
+    let Ok(text) = read_file(path) else {
         return Owner::Nobody;
     };
     let head = fingerprint.head();
@@ -78,7 +79,7 @@ pub(super) struct Found {
 /// What the journal at `path` says of `pieces` pieces; `None` where there is none, or it is of
 /// another conversion.
 pub(super) fn read(path: &Path, fingerprint: Fingerprint, pieces: usize) -> Option<Found> {
-    let text = std::fs::read(path).ok()?;
+    let text = read_file(path).ok()?;
     let text = String::from_utf8_lossy(&text);
     let head = fingerprint.head();
     let rest = text.strip_prefix(&head)?;
@@ -139,7 +140,7 @@ pub(super) fn add_obsolete(file: &mut File, path: &Path, names: &[String]) -> Re
 
 /// Files that the journal at `path`, of whichever conversion, lists for removal.
 pub(super) fn obsolete(path: &Path) -> Vec<String> {
-    let text = std::fs::read(path).unwrap_or_default();
+    let text = read_file(path).unwrap_or_default();
     let text = String::from_utf8_lossy(&text);
     let lines = text.split_inclusive('\n');
     let whole = lines.filter_map(|line| line.strip_prefix(GONE)?.strip_suffix('\n'));

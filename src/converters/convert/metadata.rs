@@ -8,16 +8,19 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::checkpoint::Checkpoint;
+use crate::converters::names::read_file;
 use crate::converters::{OutputPlan, SafetensorsOptions};
 use crate::error::{Error, ErrorKind, Result};
 use crate::formats::Layout;
 use crate::formats::index::MAX_INDEX_BYTES;
+use crate::storage::local::open_error;
 
 /// Keeps what a checkpoint says beside its tensors, where the target has no place for it: an object
 /// of strings, the `__metadata__`; and, as JSON under [`INDEX_KEY`], what an index has more.
 pub const METADATA_FILE: &str = "safetensors_metadata.json";
 
-/// In that file, the `metadata` of the index, without the size, as a text of JSON.
+/// In that file, the `metadata` of the index, without the size, as a text of JSON. Numbers in it go
+/// through 64 bits: integers beyond those become the nearest floating-point number.
 const INDEX_KEY: &str = "tensora.index_metadata";
 
 /// The size that an index gives, which is worked out anew.
@@ -116,11 +119,7 @@ fn index_metadata(path: &Path) -> Map<String, Value> {
     let is_small = path
         .metadata()
         .is_ok_and(|found| found.len() <= MAX_INDEX_BYTES);
-    let bytes = if is_small {
-        std::fs::read(path).ok()
-    } else {
-        None
-    };
+    let bytes = if is_small { read_file(path).ok() } else { None };
     let parsed = bytes.map(|bytes| serde_json::from_slice::<Index>(&bytes));
     match parsed {
         Some(Ok(Index { mut metadata })) => {
@@ -151,8 +150,16 @@ type Kept = (BTreeMap<String, String>, Map<String, Value>);
 
 /// What an earlier conversion has kept.
 fn kept_in(path: &Path) -> Result<Option<Kept>> {
-    let Ok(found) = path.metadata() else {
-        return Ok(None);
+    let found = match path.metadata() {
+        Ok(found) => found,
+        Err(error) => {
+            // A link to what is gone was to be read as much as any other companion.
+            let is_there = path.symlink_metadata().is_ok();
+            return match is_there {
+                true => Err(open_error(path, error)),
+                false => Ok(None),
+            };
+        }
     };
     let refused = |message: String| Error::new(ErrorKind::BadHeader, message).at(path);
     let remove = "remove it to convert without these metadata";
@@ -178,9 +185,13 @@ fn kept_in(path: &Path) -> Result<Option<Kept>> {
             .help("remove the file to convert without them")
     };
     let mut headers: BTreeMap<String, String> = serde_json::from_slice(&bytes).map_err(bad)?;
-    let index = headers.remove(INDEX_KEY);
-    let index = index.map(|text| serde_json::from_str(&text)).transpose();
-    Ok(Some((headers, index.map_err(bad)?.unwrap_or_default())))
+    // Anything else under the key is the user's own, and was in the headers.
+    let index = headers.get(INDEX_KEY);
+    let index: Option<Map<String, Value>> = index.and_then(|text| serde_json::from_str(text).ok());
+    if index.is_some() {
+        headers.remove(INDEX_KEY);
+    }
+    Ok(Some((headers, index.unwrap_or_default())))
 }
 
 fn pretty(value: &impl Serialize) -> Vec<u8> {

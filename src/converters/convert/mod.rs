@@ -32,17 +32,18 @@ use std::path::{Path, PathBuf};
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::pieces::{Cut, cuts_of};
 use crate::converters::folder::OutputFolder;
+use crate::converters::names::read_file;
 use crate::error::Result;
 use crate::formats::{INCOMPLETE_FILE, JOURNAL_FILE};
 use crate::load::{CancelToken, Digests};
 use crate::storage::BackendKind;
 use changes::Changes;
 use companions::{Companion, Companions};
+use input::Input;
 use journal::Fingerprint;
 use target::Target;
 
-#[cfg(feature = "hub")]
-pub(crate) use companions::is_companion;
+pub use companions::is_companion;
 pub use metadata::{METADATA_FILE, MetadataConflict};
 pub use options::{ConvertOptions, ConvertReport};
 pub use target::DEFAULT_SHARD_BYTES;
@@ -70,6 +71,7 @@ pub struct Conversion {
     skipped: Vec<PathBuf>,
     pieces: Vec<Piece>,
     fingerprint: Fingerprint,
+    input: Input,
     backend: BackendKind,
     cancel: CancelToken,
     /// Writes that succeed, in tests.
@@ -107,6 +109,7 @@ impl Conversion {
             }
         }
         let mut conversion = Self {
+            input: Input::of(checkpoint, &companions.files),
             fingerprint: input::fingerprint(checkpoint, &target, &companions.files),
             checkpoint: checkpoint.clone(),
             options: options.clone(),
@@ -141,6 +144,7 @@ impl Conversion {
     ///
     /// # Errors
     /// [`ErrorKind::Io`](crate::ErrorKind::Io), with the file, when there is too little space, or reading or writing fails;
+    /// [`ErrorKind::SourceChanged`](crate::ErrorKind::SourceChanged) when the input was touched meanwhile;
     /// what [`Loader::stream`](crate::Loader::stream) reports about the input. Nothing has a final
     /// name then, unless files of those names were being replaced: that is finished by the same
     /// conversion with [`ConvertOptions::resume`].
@@ -153,6 +157,7 @@ impl Conversion {
         let keep = self.options.resume;
         let others = self.others();
         let changes = Changes::of(path, &self.target.plan, &others)?;
+        self.refuse_unasked(path, &changes)?;
         let replaced = self.replaced(path, &changes);
         let mark = path.join(INCOMPLETE_FILE);
         let count = self.pieces.len();
@@ -177,9 +182,16 @@ impl Conversion {
             true => self.total_bytes(),
             false => self.fill(folder, progress)?,
         };
-        if complete && compared {
+        self.input.refuse_changed()?;
+        let is_done = complete && compared;
+        if is_done {
             commit::forget_earlier(path)?;
-        } else {
+        }
+        if is_done && !changes.obsolete.is_empty() {
+            // Whoever finds it half done has to know what else is to go.
+            self.begin_journal(folder)?;
+        }
+        if !is_done || !changes.obsolete.is_empty() {
             commit::commit(folder, &self.target.plan, &others, &changes, keep)?;
         }
         let verified = compared || self.options.verify;
@@ -188,6 +200,14 @@ impl Conversion {
         report.removed = in_folder(path, &changes.obsolete);
         report.kept = in_folder(path, &changes.kept);
         Ok(report)
+    }
+
+    /// A journal without pieces, for a commit that only removes.
+    fn begin_journal(&self, folder: &OutputFolder) -> Result<()> {
+        let path = folder.path().join(JOURNAL_FILE);
+        let mut file = folder.part(&path, true)?;
+        journal::begin(&mut file, &path, self.fingerprint)?;
+        folder.sync()
     }
 
     /// Whether what seems to be complete has the right bytes. An error where it has not, unless it
@@ -269,7 +289,8 @@ impl Conversion {
         let same_head = |file: &crate::converters::OutputFile| {
             use std::io::Read as _;
             let path = folder.join(&file.name);
-            let right_len = path.metadata().is_ok_and(|found| found.len() == file.len);
+            let found = path.metadata();
+            let right_len = found.is_ok_and(|found| found.is_file() && found.len() == file.len);
             let mut head = vec![0; file.head.len()];
             right_len
                 && std::fs::File::open(path).is_ok_and(|mut opened| {
@@ -278,7 +299,7 @@ impl Conversion {
         };
         let index = plan.index.as_ref();
         let same_index = index.is_none_or(|index| {
-            std::fs::read(folder.join(&index.name)).is_ok_and(|found| found == index.bytes)
+            read_file(&folder.join(&index.name)).is_ok_and(|found| found == index.bytes)
         });
         readback::CAN_COMPARE
             && folder.join(INCOMPLETE_FILE).symlink_metadata().is_err()

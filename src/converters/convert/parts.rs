@@ -44,9 +44,10 @@ pub(super) fn part_path(folder: &Path, name: &str) -> PathBuf {
     folder.join(format!(".{name}.part"))
 }
 
-/// Whether a name is that of a part.
-pub(super) fn is_part(name: &str) -> bool {
-    name.len() > ".".len() + ".part".len() && name.starts_with('.') && name.ends_with(".part")
+/// Of the name of a part, the name that the file will have.
+pub(super) fn name_of_part(name: &str) -> Option<&str> {
+    let name = name.strip_prefix('.')?.strip_suffix(".part")?;
+    (!name.is_empty()).then_some(name)
 }
 
 impl<'a> Parts<'a> {

@@ -205,7 +205,13 @@ pub(super) fn same_files(left: &Path, right: &Path) -> Result<bool> {
 }
 
 fn open(path: &Path) -> Result<File> {
-    File::open(path).map_err(|error| Error::io("open", path, error))
+    let failed = |error| Error::io("open", path, error);
+    // To open a pipe would wait for somebody who writes into it.
+    if !path.metadata().map_err(failed)?.is_file() {
+        let what = "this is not a regular file";
+        return Err(Error::new(ErrorKind::NotAFile, what).at(path));
+    }
+    File::open(path).map_err(failed)
 }
 
 /// Compares at most `len` bytes: up to there or to their ends, whichever comes first, both must be

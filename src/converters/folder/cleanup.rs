@@ -3,8 +3,9 @@
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
-use super::pending::is_temporary;
+use crate::converters::names::{is_written_here, temporary};
 use crate::error::{Error, Result};
+use crate::facts::process::is_of_running;
 
 /// Everything that was made through a folder.
 #[derive(Debug, Default)]
@@ -68,14 +69,22 @@ impl Made {
 }
 
 /// Removes the temporary files of processes that were killed. Only under the lock: nobody else is
-/// writing here.
+/// writing here, but for single files, which need no lock. So what a living process may be writing
+/// stays, and what has a name that nobody here gives.
 pub(super) fn remove_leftovers(folder: &Path) {
     let Ok(entries) = std::fs::read_dir(folder) else {
         return;
     };
     for entry in entries.flatten() {
-        let is_file = entry.file_type().is_ok_and(|kind| kind.is_file());
-        if is_file && is_temporary(&entry.file_name()) {
+        let name = entry.file_name();
+        let Some((name, pid)) = temporary(&name) else {
+            continue;
+        };
+        let Ok(found) = entry.metadata() else {
+            continue;
+        };
+        let is_left = |modified| !is_of_running(pid, modified);
+        if found.is_file() && is_written_here(name) && found.modified().is_ok_and(is_left) {
             tracing::debug!(file = %entry.path().display(), "left behind by a killed process");
             // One that cannot be removed is in nobody's way.
             let _ = std::fs::remove_file(entry.path());

@@ -184,16 +184,3 @@ pub(in crate::converters) fn exists_already(path: &Path) -> Error {
         .at(path)
         .help("choose another folder, or remove the file first")
 }
-
-/// Whether a name is `.NAME.tmp-PID-N`, the form of [`create_temporary`].
-pub(super) fn is_temporary(name: &OsStr) -> bool {
-    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
-    let parts = name
-        .to_str()
-        .and_then(|name| name.strip_prefix('.'))
-        .and_then(|name| name.rsplit_once(".tmp-"));
-    parts.is_some_and(|(name, numbers)| {
-        let numbers = numbers.split_once('-');
-        !name.is_empty() && numbers.is_some_and(|(pid, n)| is_number(pid) && is_number(n))
-    })
-}

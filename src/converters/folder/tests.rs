@@ -64,12 +64,33 @@ fn many_writers_at_once_have_one_winner() {
 #[test]
 fn what_a_killed_process_left_is_no_obstacle_and_goes() {
     let scratch = tempfile::tempdir().unwrap();
-    let kept = [".git", ".x.tmp-1", ".x.tmp-1-2a", ".tmp-1-2", ".x.tmp--2"];
+    let ours = format!(".x.json.tmp-{}-0", std::process::id());
+    let kept = [
+        ".git",
+        ".x.tmp-1",
+        ".x.json.tmp-1-2a",
+        ".tmp-1-2",
+        ".x.json.tmp--2",
+        // Of a name that nobody here gives.
+        ".film.mkv.tmp-4194305-0",
+        // Of a process that lives.
+        &ours,
+    ];
+    // No process of Linux has this number.
     for name in kept
         .iter()
-        .chain(&[OutputFolder::LOCK_NAME, ".x.json.tmp-77-0"])
+        .chain(&[OutputFolder::LOCK_NAME, ".x.json.tmp-4194305-0"])
     {
         std::fs::write(scratch.path().join(name), b"").unwrap();
+    }
+    // A number comes again: this is older than the process that has it now.
+    #[cfg(target_os = "linux")]
+    {
+        let before = scratch
+            .path()
+            .join(format!(".y.json.tmp-{}-1", std::process::id()));
+        let file = File::create(before).unwrap();
+        file.set_modified(std::time::UNIX_EPOCH).unwrap();
     }
     let folder = OutputFolder::claim_empty(scratch.path()).unwrap();
     assert_eq!(names(scratch.path()).len(), kept.len() + 1);

@@ -1,6 +1,7 @@
 //! Round trips, ties and metadata, on small checkpoints.
 
 mod folders;
+mod guards;
 mod interrupted;
 
 use std::collections::BTreeMap;
