@@ -88,7 +88,7 @@ run "formatting" cargo fmt --all --check
 need_component clippy cargo clippy
 run "lints" cargo clippy --workspace --all-targets --locked -- -D warnings
 # Benches that run only when they are named are not among all targets.
-run "lints of benches" cargo clippy --workspace --bench limits --bench memory --locked -- -D warnings
+run "lints of benches" cargo clippy --workspace --bench limits --bench memory --bench copies --locked -- -D warnings
 
 if $quick; then
     run "unit tests" cargo test --workspace --lib --locked

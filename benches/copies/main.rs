@@ -9,7 +9,6 @@
 #[allow(dead_code)] // Shared with the limits of loads, which take more of it.
 mod measure;
 #[path = "../limits/peak.rs"]
-#[allow(dead_code)]
 mod peak;
 mod plain;
 

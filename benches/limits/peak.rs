@@ -1,4 +1,5 @@
-//! Peak memory of a load in a process of its own.
+//! Peak memory of a load or a conversion in a process of its own.
+#![allow(dead_code)] // Each bench takes what it needs.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
