@@ -3,14 +3,13 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString, PyTuple};
 use tensora::hf_model::{self, Client, Pull};
 use tensora::storage::MemorySource;
 use tensora::{CancelToken, Layout};
 
-use crate::errors::checked;
+use crate::errors::{checked, refused};
 use crate::request::{self, Request};
 use crate::stream::Stream;
 use crate::tensor::{Tensor, interned};
@@ -178,5 +177,5 @@ pub fn find(
 /// A layout by its name.
 pub fn layout(name: &str) -> PyResult<Layout> {
     name.parse()
-        .map_err(|error: tensora::UnknownLayout| PyValueError::new_err(error.to_string()))
+        .map_err(|error: tensora::UnknownLayout| refused(error.to_string()))
 }

@@ -40,3 +40,9 @@ pub fn raised(py: Python<'_>, error: &tensora::Error) -> PyErr {
 pub fn checked<T>(py: Python<'_>, result: tensora::Result<T>) -> PyResult<T> {
     result.map_err(|error| raised(py, &error))
 }
+
+/// The exception for an argument that makes no sense.
+pub fn refused(message: impl Into<String>) -> PyErr {
+    let error = tensora::Error::new(tensora::ErrorKind::InvalidArgument, message);
+    Python::attach(|py| raised(py, &error))
+}

@@ -2,12 +2,11 @@
 
 use std::collections::HashMap;
 
-use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use tensora::plan::Steps;
 use tensora::{BackendKind, CancelToken, Loader, Selection, Settings, Slice};
 
-use crate::errors::checked;
+use crate::errors::{checked, refused};
 use crate::wait::Cancel;
 
 /// First row, how many, how far apart; `None` for all of the dimension.
@@ -72,5 +71,5 @@ impl Request {
 /// A backend by one of its spellings.
 pub fn backend(name: &str) -> PyResult<BackendKind> {
     name.parse()
-        .map_err(|error: tensora::storage::UnknownBackend| PyValueError::new_err(error.to_string()))
+        .map_err(|error: tensora::storage::UnknownBackend| refused(error.to_string()))
 }

@@ -13,7 +13,7 @@ use tensora::integrity::{self, CompareOptions, HashOptions, Manifest, VerifyOpti
 use tensora::{CancelToken, Checkpoint, Settings};
 
 use crate::checkpoint::{find, layout};
-use crate::errors::checked;
+use crate::errors::{checked, refused};
 use crate::request::backend;
 use crate::wait::interruptible;
 
@@ -63,7 +63,7 @@ impl Wanted {
                 "store" => Dialect::Global,
                 other => {
                     let message = format!("unknown dialect {other:?}; known are tensora, store");
-                    return Err(pyo3::exceptions::PyValueError::new_err(message));
+                    return Err(refused(message));
                 }
             },
             packed: self.packed,

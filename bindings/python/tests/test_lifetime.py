@@ -308,3 +308,30 @@ if __name__ == "__main__":
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == "shared\n"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_an_iterator_is_of_the_process_that_made_it(tmp_path: Path) -> None:
+    """A child that was forked off has none of its threads: an error, and a quiet end."""
+    script = """
+import os, sys, numpy, tensora_py
+tensora_py.save({f"t{i}": numpy.ones(100_000) for i in range(50)}, "m.safetensors")
+tensors = tensora_py.iter_tensors("m.safetensors", framework="numpy", memory_budget=1 << 20)
+next(tensors)
+child = os.fork()
+if child == 0:
+    try:
+        next(tensors)
+    except tensora_py.InvalidArgumentError as error:
+        assert "fork" in str(error) and error.kind == "InvalidArgument"
+        tensors.close()
+        del tensors
+        sys.exit(0)
+    sys.exit(1)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+assert len(list(tensors)) == 49
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert (ran.returncode, ran.stderr) == (0, "")

@@ -114,3 +114,14 @@ def test_a_handle_for_slices_knows_the_whole_tensor(shards: Path) -> None:
     assert part.get_shape() == [300, 256]
     assert part.get_dtype() == "F32"
     assert repr(part) == "Slice('embed.weight', F32, (300, 256))"
+
+
+def test_a_checkpoint_outlives_a_change_of_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files are opened again when tensors are taken, wherever the process is then."""
+    monkeypatch.chdir(tmp_path)
+    tensora_py.save({"a": np.arange(4.0)}, "m.safetensors")
+    opened = tensora_py.open("m.safetensors", framework="numpy")
+    monkeypatch.chdir("/")
+    assert opened["a"].tolist() == [0, 1, 2, 3]

@@ -43,7 +43,11 @@ def open_native(
     cancel: _native.Cancel | None = None,
 ) -> _native.Checkpoint:
     """Opens a path or a model's id."""
-    return _native.Checkpoint.open(os.fspath(path_or_id), layout, revision, cancel)
+    name = os.fspath(path_or_id)
+    if os.path.lexists(name):
+        # The files are opened again when tensors are taken, wherever the process is then.
+        name = os.path.abspath(name)
+    return _native.Checkpoint.open(name, layout, revision, cancel)
 
 
 def request(

@@ -45,41 +45,61 @@ class InvalidCheckpointError(TensoraError, ValueError):
 class InvalidArgumentError(TensoraError, ValueError):
     """A selection, slice or setting that makes no sense for this checkpoint."""
 
+    kind = "InvalidArgument"
+
 
 class DtypeError(TensoraError, TypeError):
     """A framework has no dtype for a tensor."""
+
+    kind = "Unsupported"
 
 
 class TensorNotFoundError(TensoraError, KeyError):
     """No tensor has this name; the message has those that are near."""
 
+    kind = "NoSuchTensor"
+
 
 class CheckpointNotFoundError(TensoraError, FileNotFoundError):
     """A path, or a file that a checkpoint needs, is not there."""
+
+    kind = "NotFound"
 
 
 class AccessError(TensoraError, PermissionError):
     """The system, or a server, refuses."""
 
+    kind = "Denied"
+
 
 class NetworkError(TensoraError, ConnectionError):
     """A server cannot be reached, or does not answer as it should."""
+
+    kind = "Network"
 
 
 class OutOfMemoryError(TensoraError, MemoryError):
     """What was selected does not fit into memory, or into what may be used of it."""
 
+    kind = "OutOfMemory"
+
 
 class UnavailableError(TensoraError, RuntimeError):
     """The backend that was chosen cannot run here."""
+
+    kind = "Unavailable"
 
 
 class CancelledError(TensoraError, RuntimeError):
     """The load was ended from another thread."""
 
+    kind = "Cancelled"
+
 
 class LoadError(TensoraError, OSError):
     """Any other failure of the operating system."""
+
+    kind = "Io"
 
 
 _BY_KIND: dict[str, type[TensoraError]] = {
