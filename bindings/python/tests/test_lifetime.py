@@ -332,6 +332,10 @@ assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 assert len(list(tensors)) == 49
 """
     ran = subprocess.run(
-        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=60
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", script],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert (ran.returncode, ran.stderr) == (0, "")
