@@ -16,7 +16,7 @@ use crate::formats::index::MAX_INDEX_BYTES;
 use crate::storage::local::open_error;
 
 /// Keeps what a checkpoint says beside its tensors, where the target has no place for it: an object
-/// of strings, the `__metadata__`; and, as JSON under [`INDEX_KEY`], what an index has more.
+/// of strings, the `__metadata__`; and, as JSON under a key of ours, what an index has more.
 pub const METADATA_FILE: &str = "safetensors_metadata.json";
 
 /// In that file, the `metadata` of the index, without the size, as a text of JSON. Numbers in it go

@@ -21,7 +21,8 @@ pub struct ConvertOptions {
     /// Partitions, or SafeTensors files; `None` takes one partition for each 512 MiB begun, or files
     /// of [`max_shard_bytes`](Self::max_shard_bytes).
     pub partitions: Option<u32>,
-    /// Bytes of tensors in a SafeTensors file at most; `None` is [`DEFAULT_SHARD_BYTES`].
+    /// Bytes of tensors in a SafeTensors file at most; `None` is
+    /// [`DEFAULT_SHARD_BYTES`](super::DEFAULT_SHARD_BYTES).
     pub max_shard_bytes: Option<u64>,
     /// The dialect of a ServerlessLLM target.
     pub dialect: Dialect,
