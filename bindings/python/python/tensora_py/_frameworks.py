@@ -101,7 +101,6 @@ def _itself(tensor: Tensor) -> Tensor:
 
 def _no_dtype(tensor: Tensor, what: str) -> DtypeError:
     error = DtypeError(f"tensor {tensor.name!r}: {what}")
-    error.kind = "Unsupported"
     error.tensor = tensor.name
     return error
 

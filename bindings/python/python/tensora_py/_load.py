@@ -263,12 +263,10 @@ class _Job:
         """An error where the tensors take more than ``budget`` bytes."""
         if budget is None or (needed := self.nbytes()) <= budget:
             return
-        error = OutOfMemoryError(
+        raise OutOfMemoryError(
             f"the tensors take {needed} bytes, and memory_budget allows {budget}; "
             "use iter_tensors, or select fewer tensors or slices"
         )
-        error.kind = "OutOfMemory"
-        raise error
 
     def stream(self) -> _native.Stream:
         return self._checkpoint.stream(self._asked)

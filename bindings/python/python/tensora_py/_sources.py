@@ -191,7 +191,6 @@ def _buffer(name: str, view: memoryview) -> Entry:
 
 def _refused(name: str, why: str) -> InvalidArgumentError:
     error = InvalidArgumentError(f"tensor {name!r} cannot be saved: {why}")
-    error.kind = "InvalidArgument"
     error.tensor = name
     return error
 
@@ -206,6 +205,5 @@ def _not_contiguous(name: str, shape: Any, strides: Any, remedy: str) -> Invalid
 
 def _no_dtype(name: str, why: str) -> DtypeError:
     error = DtypeError(f"tensor {name!r} cannot be saved: {why}")
-    error.kind = "Unsupported"
     error.tensor = name
     return error
