@@ -401,6 +401,28 @@ fn a_header_of_exactly_the_limit_is_read_and_one_byte_more_is_not() {
     );
 }
 
+#[cfg(unix)]
+#[test]
+fn a_tensor_that_is_larger_than_memory_is_refused_also_where_tensors_are_taken_one_by_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("huge.safetensors");
+    let len = 1_u64 << 42;
+    let header = format!(
+        r#"{{"small":{{"dtype":"U8","shape":[4],"data_offsets":[0,4]}},"w":{{"dtype":"U8","shape":[{len}],"data_offsets":[4,{}]}}}}"#,
+        4 + len
+    );
+    std::fs::write(&path, file(header.clone(), 0)).unwrap();
+    let whole = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+    whole.set_len(8 + header.len() as u64 + 4 + len).unwrap();
+    let checkpoint = Checkpoint::open(&path).unwrap();
+    let loader = || checkpoint.loader().budget(1 << 20);
+    let error = loader().stream().map(drop).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::OutOfMemory);
+    assert_eq!(error.tensor_name(), Some("w"));
+    let small = loader().select(tensora::Selection::names(["small"]));
+    assert_eq!(small.stream().unwrap().count(), 1);
+}
+
 #[test]
 fn files_without_an_index_must_not_share_names() {
     let source = |name: &str, tensor: &str| -> Arc<dyn Source> {

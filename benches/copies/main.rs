@@ -8,6 +8,8 @@
 #[path = "../limits/measure.rs"]
 #[allow(dead_code)] // Shared with the limits of loads, which take more of it.
 mod measure;
+#[path = "../limits/options.rs"]
+mod options;
 #[path = "../limits/peak.rs"]
 mod peak;
 mod plain;
@@ -22,6 +24,7 @@ use tensora::sample::{SampleSpec, write_sample};
 use tensora::{BackendKind, Checkpoint, Digests, Layout};
 
 use crate::measure::{Bench, Case, Goal, State, Way, files_of};
+use crate::options::Options;
 use crate::peak::{Taken, peak_rss};
 
 /// What a conversion may take over its budget, beside a piece: code, stacks, metadata.
@@ -38,11 +41,11 @@ fn main() -> ExitCode {
     println!(
         "# copies: {} MiB a checkpoint, {} repetitions, {} cores",
         options.mib,
-        options.repetitions,
+        options.repetitions(),
         std::thread::available_parallelism().map_or(1, usize::from),
     );
     println!("measure\tstate\tours\trival\tratio\tgoal\tverdict");
-    let mut bench = Bench::new(options.repetitions, options.only.clone());
+    let mut bench = Bench::new(options.repetitions(), options.only.clone());
     let scratch = |prefix| scratch(&options.folder, prefix);
     let samples = scratch("tensora-copies-");
 
@@ -210,36 +213,4 @@ fn scratch(folder: &Path, prefix: &str) -> TempDir {
         .prefix(prefix)
         .tempdir_in(folder)
         .expect("a scratch folder")
-}
-
-struct Options {
-    mib: u64,
-    repetitions: usize,
-    folder: PathBuf,
-    only: Option<String>,
-}
-
-impl Options {
-    fn from_args() -> Self {
-        let mut options = Self {
-            mib: 2048,
-            repetitions: 7,
-            folder: Path::new(env!("CARGO_TARGET_TMPDIR")).to_owned(),
-            only: None,
-        };
-        let mut args = std::env::args().skip(1);
-        while let Some(arg) = args.next() {
-            let mut value = || args.next().unwrap_or_else(|| panic!("{arg} wants a value"));
-            match arg.as_str() {
-                "--quick" => options.repetitions = 3,
-                "--size" => options.mib = value().parse().expect("a size in MiB"),
-                "--dir" => options.folder = value().into(),
-                "--only" => options.only = Some(value()),
-                // Cargo adds it.
-                "--bench" => {}
-                other => panic!("unknown argument {other}"),
-            }
-        }
-        options
-    }
 }

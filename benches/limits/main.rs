@@ -11,16 +11,17 @@
 
 mod lines;
 mod measure;
+mod options;
 mod peak;
 mod raw;
 mod rivals;
 mod subjects;
 
-use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use crate::lines::Over;
 use crate::measure::Bench;
+use crate::options::Options;
 use crate::subjects::Subjects;
 
 fn main() -> ExitCode {
@@ -31,13 +32,18 @@ fn main() -> ExitCode {
     println!(
         "# limits: {} MiB a checkpoint, {} repetitions, {} cores, huge pages {:?}",
         options.mib,
-        options.repetitions,
+        options.repetitions(),
         std::thread::available_parallelism().map_or(1, usize::from),
         tensora::Facts::probe(&[], &[]).huge_pages,
     );
     println!("measure\tstate\tours\trival\tratio\tgoal\tverdict");
+    // What is larger than the checkpoint is all of it.
+    let regret_mib: &[u64] = match options.quick {
+        true => &[64, 512],
+        false => &[64, 512, u64::MAX >> 20],
+    };
     let subjects = Subjects::new(&options.folder, options.mib << 20);
-    let mut bench = Bench::new(options.repetitions, options.only.clone());
+    let mut bench = Bench::new(options.repetitions(), options.only.clone());
 
     let one = subjects.one_file();
     lines::against_the_machine(&mut bench, &one);
@@ -54,7 +60,7 @@ fn main() -> ExitCode {
         ("8 partitions", &partitions),
         ("20,000 tensors", &small),
     ] {
-        for &mib in options.regret_mib {
+        for &mib in regret_mib {
             lines::regret(&mut bench, name, checkpoint, mib << 20);
         }
     }
@@ -77,44 +83,5 @@ fn main() -> ExitCode {
         ExitCode::SUCCESS
     } else {
         ExitCode::FAILURE
-    }
-}
-
-struct Options {
-    mib: u64,
-    repetitions: usize,
-    /// Sizes of the loads whose regret is measured, in MiB; what is larger than the checkpoint is
-    /// all of it.
-    regret_mib: &'static [u64],
-    folder: PathBuf,
-    only: Option<String>,
-}
-
-impl Options {
-    fn from_args() -> Self {
-        let mut options = Self {
-            mib: 2048,
-            repetitions: 7,
-            regret_mib: &[64, 512, u64::MAX >> 20],
-            folder: Path::new(env!("CARGO_TARGET_TMPDIR")).to_owned(),
-            only: None,
-        };
-        let mut args = std::env::args().skip(1);
-        while let Some(arg) = args.next() {
-            let mut value = || args.next().unwrap_or_else(|| panic!("{arg} wants a value"));
-            match arg.as_str() {
-                "--quick" => {
-                    options.repetitions = 3;
-                    options.regret_mib = &[64, 512];
-                }
-                "--size" => options.mib = value().parse().expect("a size in MiB"),
-                "--dir" => options.folder = value().into(),
-                "--only" => options.only = Some(value()),
-                // Cargo adds it.
-                "--bench" => {}
-                other => panic!("unknown argument {other}"),
-            }
-        }
-        options
     }
 }

@@ -168,7 +168,7 @@ fn offline_and_refusals_are_one_clear_line() {
     assert!(error.contains("no request is made offline"), "{error}");
     let mut offline = online(&sandbox, &hub, "tensora");
     let output = offline.args(["inspect", ID, "--offline"]).output().unwrap();
-    assert!(failure(&output, 1).contains("--offline"));
+    assert!(failure(&output, 1).contains("option offline"));
     assert_eq!(hub.requests().len(), 0);
     let mut wrong = online(&sandbox, &hub, "profile");
     wrong.env("HF_TOKEN", "hf_wrong_secret").args([

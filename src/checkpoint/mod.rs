@@ -29,13 +29,22 @@ pub struct Checkpoint {
 
 struct Inner {
     engine: Engine,
-    root: PathBuf,
+    place: Place,
     layout: Layout,
     sources: Vec<Arc<dyn Source>>,
     tensors: Vec<TensorMeta>,
     names: Names,
     metadata: Metadata,
     total_bytes: u64,
+}
+
+/// Where a checkpoint lies; empty paths where it is not in files.
+#[derive(Debug, Clone, Default)]
+struct Place {
+    /// What was opened: a folder, a file or an index.
+    path: PathBuf,
+    /// The folder of its files.
+    root: PathBuf,
 }
 
 /// Which files a folder's checkpoint consists of, told by names.
@@ -146,10 +155,10 @@ impl Checkpoint {
         index: Option<&[u8]>,
     ) -> Result<Self> {
         let contents = open::sources(layout, sources, index)?;
-        Self::new(Engine::shared(), PathBuf::new(), layout, contents)
+        Self::new(Engine::shared(), Place::default(), layout, contents)
     }
 
-    fn new(engine: Engine, root: PathBuf, layout: Layout, contents: Contents) -> Result<Self> {
+    fn new(engine: Engine, place: Place, layout: Layout, contents: Contents) -> Result<Self> {
         let total_bytes = contents
             .tensors
             .iter()
@@ -159,12 +168,12 @@ impl Checkpoint {
                     ErrorKind::Overflow,
                     "the tensors have more than 2^64 bytes together",
                 )
-                .at(&root)
+                .at(&place.path)
             })?;
         Ok(Self {
             inner: Arc::new(Inner {
                 engine,
-                root,
+                place,
                 layout,
                 sources: contents.sources,
                 tensors: contents.tensors,
@@ -180,10 +189,16 @@ impl Checkpoint {
         &self.inner.engine
     }
 
+    /// What was opened: a folder, a file or an index. Empty for a checkpoint made by
+    /// [`from_sources`](Self::from_sources).
+    pub fn path(&self) -> &Path {
+        &self.inner.place.path
+    }
+
     /// The folder of the checkpoint's files, where its side files (`config.json`, the tokenizer)
     /// lie. Empty for a checkpoint made by [`from_sources`](Self::from_sources).
     pub fn root(&self) -> &Path {
-        &self.inner.root
+        &self.inner.place.root
     }
 
     /// The layout it is stored in.
@@ -219,9 +234,9 @@ impl Checkpoint {
     pub fn require(&self, name: &str) -> Result<&TensorMeta> {
         self.tensor(name).ok_or_else(|| {
             let error = no_such_tensor(name, self.tensors());
-            match self.inner.root.as_os_str().is_empty() {
+            match self.path().as_os_str().is_empty() {
                 true => error,
-                false => error.at(&self.inner.root),
+                false => error.at(self.path()),
             }
         })
     }
@@ -251,7 +266,7 @@ impl Checkpoint {
 impl fmt::Debug for Checkpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Checkpoint")
-            .field("root", &self.inner.root)
+            .field("path", &self.inner.place.path)
             .field("layout", &self.inner.layout)
             .field("sources", &self.inner.sources.len())
             .field("tensors", &self.inner.tensors.len())
@@ -291,8 +306,12 @@ impl OpenOptions {
         let engine = self.engine.unwrap_or_else(Engine::shared);
         let found = resolve::resolve(path.as_ref(), self.layout)?;
         tracing::debug!(path = %crate::text::path(path.as_ref()), ?found, "resolved checkpoint");
-        let (root, layout) = (found.root(), found.layout());
+        let layout = found.layout();
+        let place = Place {
+            path: path.as_ref().to_owned(),
+            root: found.root(),
+        };
         let contents = open::open(found, &engine)?;
-        Checkpoint::new(engine, root, layout, contents)
+        Checkpoint::new(engine, place, layout, contents)
     }
 }

@@ -95,7 +95,7 @@ impl Checkpoint {
         };
         Self::new(
             self.engine().clone(),
-            self.root().to_owned(),
+            self.inner.place.clone(),
             self.layout(),
             contents,
         )

@@ -50,7 +50,7 @@ const SECOND_COPY: &str = "consolidated";
 
 /// What to do about an interrupted conversion.
 const CONTINUE: &str =
-    "run the same conversion again with --resume, or from the start with --force";
+    "run the same conversion again with the option resume, or from the start with the option force";
 
 /// Finds the files of the checkpoint at `path`.
 pub(super) fn resolve(path: &Path, layout: Option<Layout>) -> Result<Resolved> {

@@ -17,6 +17,7 @@
 mod convert;
 pub(crate) mod folder;
 mod in_parallel;
+mod links;
 mod names;
 mod open_files;
 mod rename;

@@ -8,10 +8,8 @@ use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use super::folder::{create_temporary, sync_folder};
+use super::links::{MAX_LINKS, folder_of, way_from};
 use crate::error::{Error, ErrorKind, Result};
-
-/// Links that are followed, one after the other, as many as the kernel's own limit.
-const MAX_LINKS: usize = 40;
 
 /// A place that was tried, so that a bad path is told before the work and not after it.
 ///
@@ -131,23 +129,12 @@ fn is_written_through(path: &Path) -> Result<bool> {
 
 /// Where links lead to, also where nothing is there yet.
 fn followed(path: &Path) -> Result<PathBuf> {
-    let mut path = path.to_owned();
-    for _ in 0..MAX_LINKS {
-        let Ok(to) = path.read_link() else {
-            return Ok(path);
-        };
-        // An absolute one takes the place of everything.
-        path = path.parent().unwrap_or(Path::new("")).join(to);
+    let way = way_from(path);
+    if way.len() > MAX_LINKS {
+        let what = format!("more than {MAX_LINKS} links lead from one to the next");
+        return Err(Error::new(ErrorKind::InvalidArgument, what).at(path));
     }
-    let what = format!("more than {MAX_LINKS} links lead from one to the next");
-    Err(Error::new(ErrorKind::InvalidArgument, what).at(path))
-}
-
-fn folder_of(target: &Path) -> &Path {
-    match target.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
-    }
+    Ok(way.into_iter().next_back().unwrap_or_default())
 }
 
 /// An empty file in the same folder.
@@ -178,7 +165,7 @@ fn buffered(
 fn put_in_place(file: &File, temporary: &Path, target: &Path) -> Result<()> {
     if let Ok(before) = target.metadata() {
         file.set_permissions(before.permissions())
-            .map_err(|error| Error::io("set the permissions of", temporary, error))?;
+            .map_err(|error| Error::io("keep the permissions of", target, error))?;
     }
     file.sync_all()
         .map_err(|error| Error::io("flush to disk", target, error))?;
@@ -225,6 +212,19 @@ mod tests {
     }
 
     #[cfg(unix)]
+    #[test]
+    fn a_name_may_be_as_long_as_the_file_system_allows() {
+        let scratch = tempfile::tempdir().unwrap();
+        for long in ["a".repeat(255), "\u{e4}".repeat(127)] {
+            let path = scratch.path().join(&long);
+            write_file(&path, b"one").unwrap();
+            assert_eq!(std::fs::read(&path).unwrap(), b"one");
+            let error = write_file(scratch.path().join(long + "bc"), b"two").unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Io, "{error}");
+        }
+        assert_eq!(names(scratch.path()), 2);
+    }
+
     #[test]
     fn links_stay_and_permissions_are_kept() {
         use std::os::unix::fs::{PermissionsExt, symlink};

@@ -30,7 +30,7 @@ pub(super) fn cached(client: &Client, pull: &Pull) -> Result<Option<Snapshot>> {
         Err(error) if error.kind() != ErrorKind::NotCached => return Err(error),
         Err(error) if client.offline => {
             return Err(error.help(
-                "no request is made offline (HF_HUB_OFFLINE or --offline): run once without it, or name a commit, a path or another HF_HUB_CACHE",
+                "no request is made offline (HF_HUB_OFFLINE or the option offline): run once without it, or name a commit, a path or another HF_HUB_CACHE",
             ));
         }
         Err(_) => return Ok(None),
@@ -65,7 +65,7 @@ fn incomplete(pull: &Pull, commit: &str, need: &Need) -> Error {
         "the snapshot of {} at {commit} is not complete: {what}",
         pull.id
     ))
-    .help("run once without HF_HUB_OFFLINE and --offline: the download goes on where it stopped")
+    .help("run once without HF_HUB_OFFLINE and the option offline: the download goes on where it stopped")
 }
 
 /// A complete snapshot of the cache.

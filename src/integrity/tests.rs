@@ -285,6 +285,28 @@ fn a_manifest_is_written_read_and_compared_tensor_by_tensor() {
 }
 
 #[test]
+fn files_that_an_index_leaves_out_are_told_and_those_beside_a_single_file_are_not() {
+    let folder = tempfile::tempdir().unwrap();
+    let spec = SampleSpec {
+        total_bytes: MIB,
+        shards: 2,
+        ..SampleSpec::default()
+    };
+    write_sample(folder.path(), &spec).unwrap();
+    let shard = folder.path().join("model-00001-of-00002.safetensors");
+    let extra = folder.path().join("extra.safetensors");
+    std::fs::copy(&shard, &extra).unwrap();
+    let unused = |path: &Path| {
+        let report = verify(path, &VerifyOptions::default(), &|_| {}).unwrap();
+        report.unused
+    };
+    let index = folder.path().join("model.safetensors.index.json");
+    assert_eq!(unused(folder.path()), [&*extra]);
+    assert_eq!(unused(&index), [&*extra]);
+    assert!(unused(&shard).is_empty());
+}
+
+#[test]
 fn what_does_not_open_is_a_problem_with_every_file_that_is_damaged() {
     let folder = tempfile::tempdir().unwrap();
     let spec = SampleSpec {

@@ -140,9 +140,13 @@ fn is_damage(error: &Error) -> bool {
     )
 }
 
-/// Files of weights beside those of the checkpoint, which an index may leave out on purpose.
+/// Files of weights beside those of the checkpoint, which an index may leave out on purpose. Whoever
+/// opened a single file has nothing to do with those beside it.
 fn unused(checkpoint: &Checkpoint) -> Vec<PathBuf> {
     let used: Vec<&Path> = checkpoint.sources().iter().map(|s| s.path()).collect();
+    if used.contains(&checkpoint.path()) {
+        return Vec::new();
+    }
     let Ok(entries) = std::fs::read_dir(checkpoint.root()) else {
         return Vec::new();
     };

@@ -289,6 +289,13 @@ impl Loader {
         )?;
         if self.settings.budget.is_none() {
             check_memory(schedule.memory_bytes(), &facts.memory)?;
+        } else if let Some(region) = schedule.largest_region() {
+            check_memory(region.charge, &facts.memory).map_err(|error| {
+                match region.tenants.as_slice() {
+                    [tenants] => error.tensor(&*plan.tensors[tenants[0] as usize].name),
+                    _ => error,
+                }
+            })?;
         }
         let decision = schedule.decision();
         tracing::debug!(backend = %decision.backend, reason = %decision.reason, "load scheduled");
@@ -302,7 +309,7 @@ fn check_memory(needed: u64, memory: &MemoryFacts) -> Result<()> {
         return Ok(());
     };
     let what =
-        format!("the selection takes {needed} bytes of memory, and there are {ceiling} in all");
+        format!("this takes {needed} bytes of memory at once, and there are {ceiling} in all");
     Err(Error::new(ErrorKind::OutOfMemory, what)
         .help("stream with a budget, select fewer tensors or slices, or use the mmap backend"))
 }

@@ -17,7 +17,7 @@ import lines
 import samples
 from lines import Figures, at_least, at_most
 from loaders import LOADERS, Loader, chosen, prepare
-from one import STREAM_BUDGET
+from one import STREAM_BUDGET, back_memory
 
 HERE = Path(__file__).parent
 GIB = 1 << 30
@@ -49,6 +49,7 @@ def rust(profile: Path, path: Path, state: str) -> dict[str, Any]:
     """The same load by the library itself, without Python."""
     files = samples.files_of(path)
     (samples.evict if state == "cold" else samples.read)(files)
+    back_memory(sum(file.stat().st_size for file in files))
     command = [str(profile), "safetensors", "default", "--path", str(path), "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=True)
     found = json.loads(done.stdout.splitlines()[-1])

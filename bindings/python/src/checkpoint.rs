@@ -52,7 +52,7 @@ impl Checkpoint {
 
     #[getter]
     fn path(&self) -> &Path {
-        self.0.root()
+        self.0.path()
     }
 
     #[getter]

@@ -75,6 +75,10 @@ def test_a_budget_that_is_too_small_is_refused_before_reading(tmp_path: Path) ->
     assert str((1 << 42) + 16) in str(caught.value)
     assert "iter_tensors" in str(caught.value)
     assert caught.value.kind == "OutOfMemory"
+    # More than any machine has is refused also where tensors come one by one.
+    with pytest.raises(tensora_py.OutOfMemoryError, match=str(1 << 42)) as caught:
+        tensora_py.iter_tensors(path, framework="dlpack", memory_budget=1 << 20)
+    assert caught.value.tensor == "w"
     tensors = tensora_py.load(path, framework="dlpack", memory_budget=16, names=["small"])
     assert list(tensors) == ["small"]
     part = tensora_py.load(

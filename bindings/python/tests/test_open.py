@@ -37,9 +37,14 @@ def test_paths_are_text_or_path_objects(shards: Path, kind: type) -> None:
 def test_a_file_and_an_index_can_be_opened(tmp_path: Path) -> None:
     one = write_safetensors(tmp_path / "one.safetensors", {"w": stored("U8", (3,))}, {"k": "v"})
     assert tensora_py.open(one).metadata == {"k": "v"}
+    assert tensora_py.open(one).path == str(one)
+    with pytest.raises(tensora_py.TensorNotFoundError) as caught:
+        tensora_py.open(one)["no"]
+    assert caught.value.path == str(one)
     folder = write_shards(tmp_path / "two", {"a": stored("U8", (1,)), "b": stored("U8", (1,))}, 2)
     assert len(tensora_py.open(folder / "model.safetensors.index.json")) == 2
     assert tensora_py.open(folder).metadata == {"format": "pt"}
+    assert tensora_py.open(folder).path == str(folder)
 
 
 def test_a_folder_with_both_layouts_is_told_which(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ impl Conversion {
             return match is_marked || has_remains {
                 true => refused(
                     "a conversion into this folder was interrupted",
-                    "continue it with --resume, or start again with --force",
+                    "continue it with the option resume, or start again with the option force",
                 ),
                 false => Ok(true),
             };
@@ -73,11 +73,11 @@ impl Conversion {
             Owner::Other => refused(
                 "another conversion was interrupted here: of another or a changed input, with other \
                  options, or by another version",
-                "run that one with --resume, or start over with --force",
+                "run that one with the option resume, or start over with the option force",
             ),
             Owner::Nobody if is_marked => refused(
                 "a conversion into this folder was interrupted, and did not leave what to go on with",
-                "start over with --force",
+                "start over with the option force",
             ),
             // It is known what was there when the mark was set.
             Owner::Same => Ok(!is_marked),
@@ -105,13 +105,15 @@ impl Conversion {
         let message = format!("files of another checkpoint would be removed: {shown}{more}");
         Err(Error::new(ErrorKind::InvalidArgument, message)
             .at(folder)
-            .help("move them elsewhere, or let them go with --resume --force"))
+            .help("move them elsewhere, or let them go with the options resume and force"))
     }
 
     fn flags_that_do(&self) -> &'static str {
         match self.options.resume {
-            true => "choose another folder, or replace what is there with --resume --force",
-            false => "choose another folder, or replace what is there with --force",
+            true => {
+                "choose another folder, or replace what is there with the options resume and force"
+            }
+            false => "choose another folder, or replace what is there with the option force",
         }
     }
 }

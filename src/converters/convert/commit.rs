@@ -63,7 +63,7 @@ pub(super) fn commit(
                 match kept || replacing.replaces {
                 true => error.help(
                     "until this is mended, the folder is marked as incomplete, and readers refuse \
-                     it; then the same command with --resume finishes it",
+                     it; then the same conversion with the option resume finishes it",
                 ),
                 false => error,
             }

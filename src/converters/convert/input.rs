@@ -7,12 +7,10 @@ use super::journal::Fingerprint;
 use super::metadata::METADATA_FILE;
 use super::target::Target;
 use crate::checkpoint::Checkpoint;
+use crate::converters::links::{folder_of, way_from};
 use crate::error::{Error, ErrorKind, Result};
 use crate::formats::Layout;
 use crate::formats::serverlessllm::INDEX_FILE;
-
-/// Links that are followed, one after the other, as many as the kernel's own limit.
-const MAX_LINKS: usize = 40;
 
 /// Everything that the output depends on, and what tells that the input is the same.
 pub(super) fn fingerprint(
@@ -108,7 +106,7 @@ impl Input {
                 "this file was touched or replaced while it was converted",
             )
             .at(file)
-            .help("convert again, with --force where an interrupted conversion is in the way")),
+            .help("convert again, with the option force where an interrupted conversion is in the way")),
             None => Ok(()),
         }
     }
@@ -122,8 +120,11 @@ impl Input {
         let files = self.files.iter().map(|(file, _)| file);
         let real = files.clone().filter_map(|file| file.canonicalize().ok());
         // Where the names lie, and where each link leads to.
-        let ways = files.flat_map(|file| way_to(file));
-        let mut folders: Vec<PathBuf> = real.chain(ways).map(|file| folder_of(&file)).collect();
+        let ways = files.flat_map(|file| way_from(file));
+        let mut folders: Vec<PathBuf> = real
+            .chain(ways)
+            .map(|file| folder_of(&file).to_owned())
+            .collect();
         // The index lies there, if there is one; shards may lie in folders below.
         folders.push(self.root.clone());
         folders.sort_unstable();
@@ -138,27 +139,6 @@ impl Input {
             .help("choose another folder")),
             false => Ok(()),
         }
-    }
-}
-
-/// A path, and all that links on the way from it lead to.
-fn way_to(file: &Path) -> Vec<PathBuf> {
-    let mut way = vec![file.to_owned()];
-    while way.len() <= MAX_LINKS {
-        let last = &way[way.len() - 1];
-        let Ok(to) = last.read_link() else {
-            break;
-        };
-        // An absolute one takes the place of everything.
-        way.push(last.parent().unwrap_or(Path::new("")).join(to));
-    }
-    way
-}
-
-fn folder_of(file: &Path) -> PathBuf {
-    match file.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
-        _ => PathBuf::from("."),
     }
 }
 

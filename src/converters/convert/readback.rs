@@ -26,7 +26,7 @@ const COMPARED_BYTES: u64 = 1 << 20;
 
 /// What to do about a file that is not what it should be.
 const AGAIN: &str =
-    "it was written from another input or by a faulty machine; convert again with --force";
+    "it was written from another input or by a faulty machine; convert again with the option force";
 
 impl Conversion {
     /// The pieces that an interrupted run has left in parts, and that have the bytes of the input.

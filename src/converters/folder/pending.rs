@@ -1,5 +1,6 @@
 //! Files that have no name yet: temporary names beside their places, and the renames.
 
+use std::borrow::Cow;
 use std::ffi::{OsStr, OsString};
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -155,27 +156,44 @@ impl Drop for TemporaryName {
     }
 }
 
+/// Bytes of a name that its temporary name keeps: with two numbers of at most 10 and 20 digits, and
+/// what stands between, a name stays within the 255 bytes that file systems allow.
+const KEPT: usize = 218;
+
 /// An empty file in `folder` under a fresh name, `.NAME.tmp-PID-N`.
 pub(in crate::converters) fn create_temporary(
     folder: &Path,
     name: &OsStr,
 ) -> Result<(PathBuf, File)> {
     static NEXT: AtomicU64 = AtomicU64::new(0);
+    let kept = kept(name);
     // Process ids repeat between machines that share the folder: a name that is taken is passed
     // over.
     loop {
         let n = NEXT.fetch_add(1, Ordering::Relaxed);
         let mut temporary = OsString::from(".");
-        temporary.push(name);
+        temporary.push(&kept);
         temporary.push(format!(".tmp-{}-{n}", std::process::id()));
         let temporary = folder.join(temporary);
         let mut options = OpenOptions::new();
         match options.write(true).create_new(true).open(&temporary) {
             Ok(file) => return Ok((temporary, file)),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-            Err(error) => return Err(Error::io("create", &temporary, error)),
+            Err(error) => {
+                return Err(Error::io("create a file beside", &folder.join(name), error));
+            }
         }
     }
+}
+
+/// As much of a name's end as a temporary name has room for: what it ends with tells whose it is.
+fn kept(name: &OsStr) -> Cow<'_, OsStr> {
+    if name.len() <= KEPT {
+        return name.into();
+    }
+    let text = name.to_string_lossy();
+    let from = text.ceil_char_boundary(text.len() - KEPT);
+    OsString::from(&text[from..]).into()
 }
 
 /// The error for a file that is in the way of a new one.

@@ -28,7 +28,7 @@ fn writes_that_fail_leave_nothing_and_under_resume_a_part_that_is_refused_and_co
             drop(folder);
             if options.resume {
                 let error = Checkpoint::open(&out).unwrap_err();
-                assert!(error.to_string().contains("--resume"), "{error}");
+                assert!(error.to_string().contains("option resume"), "{error}");
             } else {
                 assert!(!out.exists());
             }
@@ -84,7 +84,7 @@ fn a_crash_after_each_step_of_the_commit_is_refused_by_name_and_continued() {
             assert!(error.to_string().contains("interrupted"), "{error}");
         }
         let error = convert(&source, &out, &options).unwrap_err();
-        assert!(error.to_string().contains("--resume"), "{error}");
+        assert!(error.to_string().contains("option resume"), "{error}");
         convert(&source, &out, &resume).unwrap();
         assert_eq!(files(&out), files(&wanted));
     }
@@ -292,7 +292,7 @@ fn what_was_killed_before_it_wrote_anything_down_is_started() {
             std::fs::write(parts::part_path(&out, "tensor.data_0"), b"").unwrap();
             // Without a word nothing of it goes.
             let error = convert(&source, &out, &small()).unwrap_err();
-            assert!(error.to_string().contains("--resume"), "{error}");
+            assert!(error.to_string().contains("option resume"), "{error}");
         }
         let resume = ConvertOptions {
             resume: true,
@@ -325,7 +325,7 @@ fn what_nobody_has_agreed_to_replace_is_not_replaced() {
             journal::begin(&mut journal, &path, print).unwrap();
         }
         let error = convert(&source, &out, &resume).unwrap_err();
-        assert!(error.to_string().contains("--force"), "{error}");
+        assert!(error.to_string().contains("force"), "{error}");
         let mut found = files(&out);
         found.remove(JOURNAL_FILE);
         assert_eq!(found, before);
