@@ -120,6 +120,8 @@ fn accepted_cases_load_exactly_on_every_backend() {
                 &lazy.tensor(tensor).unwrap(),
                 facts,
             );
+            let alone = checkpoint.read(tensor).unwrap();
+            check(&format!("{name}, one by one"), &alone, facts);
         }
     }
     // 21 accepted cases by at least four backends.

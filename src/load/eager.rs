@@ -22,8 +22,9 @@ pub(super) fn load(loader: &Loader) -> Result<Tensors> {
 }
 
 /// Maps the selection without bringing pages in; what cannot be mapped is read.
-pub(super) fn map(loader: &Loader) -> Result<Vec<Tensor>> {
-    let running = Running::new(loader, None)?;
+pub(super) fn map(loader: Loader) -> Result<Vec<Tensor>> {
+    let loader = loader.for_mapping();
+    let running = Running::new(&loader, None)?;
     let end = FinishOnDrop(&running);
     let crew = Arc::clone(loader.checkpoint().engine().crew());
     MmapBackend::lazy(crew).execute(&running.job);

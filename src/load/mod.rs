@@ -31,7 +31,7 @@ use crate::plan::{PlanOptions, PlanSource, ReadPlan, Selection, Span};
 use crate::schedule::Schedule;
 use crate::settings::{AccessMode, Order, Settings};
 use crate::storage::BackendKind;
-use crate::tensor::TensorMeta;
+use crate::tensor::{Tensor, TensorMeta};
 use crate::trace::Trace;
 
 impl Checkpoint {
@@ -41,6 +41,16 @@ impl Checkpoint {
     /// As [`Loader::load`].
     pub fn load(&self) -> Result<Tensors> {
         self.loader().load()
+    }
+
+    /// Reads one tensor into memory of its own, on this thread where it is short: to take many of
+    /// them one by one costs little more than their reads. Longer ones are loaded with the `default`
+    /// backend.
+    ///
+    /// # Errors
+    /// [`NoSuchTensor`](crate::ErrorKind::NoSuchTensor) with near names; as [`Loader::load`].
+    pub fn read(&self, name: &str) -> Result<Tensor> {
+        lazy::read(self, name)
     }
 
     /// A loader for all tensors, to be narrowed and tuned.
@@ -53,6 +63,7 @@ impl Checkpoint {
             digests: Digests::default(),
             cancel: CancelToken::default(),
             trace: None,
+            maps_only: false,
         }
     }
 
@@ -72,6 +83,8 @@ pub struct Loader {
     digests: Digests,
     cancel: CancelToken,
     trace: Option<Trace>,
+    /// Nothing is read now: what the page cache holds does not matter.
+    maps_only: bool,
 }
 
 impl Loader {
@@ -209,7 +222,10 @@ impl Loader {
     /// What is known of this machine and of the parts of files that `plan` reads.
     pub fn facts(&self, plan: &ReadPlan) -> Facts {
         let range = |span: &Span| (span.source, span.offset, span.len);
-        let ranges: Vec<_> = plan.spans.iter().map(range).collect();
+        let ranges: Vec<_> = match self.maps_only {
+            true => Vec::new(),
+            false => plan.spans.iter().map(range).collect(),
+        };
         let observer = self.checkpoint.engine().observer();
         observer.observe(self.checkpoint.sources(), &ranges)
     }
@@ -272,6 +288,14 @@ impl Loader {
     fn without_budget(mut self) -> Self {
         self.settings.budget = None;
         self.settings.order = Order::Arrival;
+        self
+    }
+
+    /// The same loader for mappings that are not populated. To ask for the pages that are cached
+    /// takes longer than to map: some milliseconds for each GiB.
+    fn for_mapping(mut self) -> Self {
+        self.settings.backend = BackendKind::Mmap;
+        self.maps_only = true;
         self
     }
 

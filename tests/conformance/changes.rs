@@ -63,6 +63,7 @@ fn refused(what: &str, allowed: &[ErrorKind], change: impl Fn(&Path)) {
                 one.load_into([("c", &mut memory[..])]).unwrap_err(),
             );
             check("lazy", sample.checkpoint.lazy().tensor("c").unwrap_err());
+            check("alone", sample.checkpoint.read("c").unwrap_err());
             // The other file is as it was.
             let untouched = loader.select(Selection::names(["a"])).load().unwrap();
             assert_eq!(untouched.len(), 1);
@@ -145,6 +146,7 @@ pub fn truncate(backend: &str) {
             "before, lazy",
             &sample.checkpoint.lazy().tensor("b").unwrap_err(),
         );
+        check("before, alone", &sample.checkpoint.read("b").unwrap_err());
     }
     // While a stream waits for its taker.
     let sample = sample();

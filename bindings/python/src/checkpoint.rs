@@ -126,6 +126,12 @@ impl Checkpoint {
         Ok(Tensor(checked(py, tensor)?))
     }
 
+    /// One whole tensor, read now.
+    fn read(&self, py: Python<'_>, name: &str) -> PyResult<Tensor> {
+        let tensor = py.detach(|| self.0.read(name));
+        Ok(Tensor(checked(py, tensor)?))
+    }
+
     /// Mapped, and read when touched.
     fn map(&self, py: Python<'_>, request: Request) -> PyResult<Vec<Tensor>> {
         let selection = request.selection(py)?;

@@ -156,6 +156,9 @@ class Checkpoint:
     def tensor(self, name: str) -> Tensor:
         """One whole tensor, mapped where it can be."""
 
+    def read(self, name: str) -> Tensor:
+        """One whole tensor, read now: for many short ones that are wanted one by one."""
+
     def map(self, request: Mapping[str, Any]) -> list[Tensor]:
         """Mapped, and read when touched; of the request only ``names`` and ``slices`` count."""
 
