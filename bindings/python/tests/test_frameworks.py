@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import warnings
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,26 @@ def test_numpy_leaves_out_what_it_cannot_hold(every_dtype: Every) -> None:
         tensors["nothing"]
     with pytest.raises(tensora_py.DtypeError, match=r"'F4'.*F4"):
         tensora_py.open(folder).get("F4", framework="numpy")
+
+
+def test_warnings_point_to_the_line_that_called(every_dtype: Every, tmp_path: Path) -> None:
+    folder, _ = every_dtype
+
+    async def awaited() -> None:
+        await tensora_py.aload(folder, framework="numpy", names=["F4"])
+
+    for use in (
+        lambda: tensora_py.load(folder, framework="numpy", names=["F4"]),
+        lambda: tensora_py.load(folder, framework="numpy", names=["F4"], progress=True),
+        lambda: tensora_py.load_safetensors(folder, framework="numpy"),
+        lambda: asyncio.run(awaited()),
+    ):
+        with pytest.warns(UserWarning, match="left out: tensor 'F") as told:
+            use()
+        assert {warning.filename for warning in told} == {__file__}
+        code = awaited.__code__ if use.__code__.co_names[0] == "asyncio" else use.__code__
+        lines = {line for *_, line in code.co_lines()}
+        assert {warning.lineno for warning in told} <= lines
 
 
 def test_nothing_is_told_where_all_is_held(shards: Path) -> None:
@@ -250,5 +271,5 @@ def test_torch_puts_tensors_on_devices(shards: Path, device: str) -> None:
 
 @pytest.mark.torch
 def test_a_device_that_is_not_there_is_an_error(tiny: Path) -> None:
-    with pytest.raises(RuntimeError, match="nowhere"):
+    with pytest.raises(tensora_py.InvalidArgumentError, match="device is 'nowhere'"):
         tensora_py.load(tiny, device="nowhere")
