@@ -224,7 +224,7 @@ class Checkpoint:
 
         Raises:
             TensorNotFoundError: there is none of this name.
-            DtypeError: the framework has no dtype for it.
+            DtypeError: the framework has no dtype for it, or no arrays of its shape.
         """
         return self._wrapper(framework, device)(self._read(name, None))
 

@@ -111,6 +111,16 @@ def _no_dtype(tensor: Tensor, what: str) -> DtypeError:
     return error
 
 
+def _no_shape(tensor: Tensor, what: str, error: Exception) -> DtypeError:
+    """The error where a framework has no arrays of a shape, in its own words."""
+    shape = tensor.shape
+    return _no_dtype(
+        tensor,
+        f"{what} has no array of {len(shape)} dimensions, {shown(shape)}: {_words(error)}; leave it "
+        "out with names=, or take its bytes with framework='dlpack'",
+    )
+
+
 def _module(name: str) -> Any:
     try:
         return importlib.import_module(name)
@@ -148,7 +158,10 @@ def _torch(device: Any) -> Wrap:
     def wrap(tensor: Tensor) -> Any:
         code = tensor.dtype
         if code in _THROUGH_DLPACK and len(tensor):
-            made = from_dlpack(tensor.__dlpack__())
+            try:
+                made = from_dlpack(tensor.__dlpack__())
+            except (RuntimeError, TypeError, ValueError, BufferError) as error:
+                raise _no_shape(tensor, f"torch {torch.__version__}", error) from None
             return made if here else made.to(target)
         shape = tensor.shape
         dtype = dtypes.get(code)
@@ -158,12 +171,15 @@ def _torch(device: Any) -> Wrap:
             if not shape or shape[-1] % 2:
                 raise _no_dtype(tensor, f"torch packs F4 in pairs, shape {shape} has none")
             shape = (*shape[:-1], shape[-1] // 2)
-        if len(tensor):
-            made = frombuffer(tensor, dtype=dtype)
-            if len(shape) != 1:
-                made = made.view(shape)
-        else:
-            made = empty(shape, dtype=dtype)
+        try:
+            if not len(tensor):
+                made = empty(shape, dtype=dtype)
+            elif len(shape) == 1:
+                made = frombuffer(tensor, dtype=dtype)
+            else:
+                made = frombuffer(tensor, dtype=dtype).view(shape)
+        except (RuntimeError, TypeError, ValueError) as error:
+            raise _no_shape(tensor, f"torch {torch.__version__}", error) from None
         return made if here else made.to(target)
 
     return wrap
@@ -228,9 +244,12 @@ def _numpy() -> Wrap:
         dtype = dtypes.get(tensor.dtype)
         if dtype is None:
             dtype = known(tensor)
-        if not len(tensor):
-            return numpy.empty(tensor.shape, dtype)
-        return numpy.frombuffer(tensor, dtype).reshape(tensor.shape)
+        try:
+            if not len(tensor):
+                return numpy.empty(tensor.shape, dtype)
+            return numpy.frombuffer(tensor, dtype).reshape(tensor.shape)
+        except ValueError as error:
+            raise _no_shape(tensor, f"numpy {numpy.__version__}", error) from None
 
     return wrap
 
@@ -246,7 +265,7 @@ def reshaped(made: Any, shape: tuple[int, ...]) -> Any:
 
 
 class Loaded(dict[str, Any]):
-    """What a load gives when a framework has no dtype for some of the tensors.
+    """What a load gives when a framework has no dtype, or no arrays of its shape, for some tensors.
 
     Looking up one of these raises the `DtypeError` that says why it is missing.
     """

@@ -133,8 +133,8 @@ def iter_tensors(
 class TensorIterator:
     """Iterates over names and tensors; leaving it early ends the load.
 
-    A tensor that the framework has no dtype for raises `DtypeError` in its turn; the next call goes
-    on with the one after it.
+    A tensor that the framework has no dtype or no shape for raises `DtypeError` in its turn; the next
+    call goes on with the one after it.
     """
 
     def __init__(self, job: _Job, wrap: _frameworks.Wrap, progress: bool) -> None:
