@@ -128,9 +128,12 @@ def _lengths(part: Window, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 class Checkpoint:
-    """A checkpoint whose headers were read and checked: a mapping of names to tensors.
+    """A checkpoint whose headers were read and checked: names, and a tensor for each.
 
-    Made by `open`. Tensors are mapped and read when they are touched, as long as ``backend`` is
+    Made by `open`. Keys, items, values, ``len``, ``in``, brackets and iteration are those of a dict,
+    but that nothing is kept: whoever asks twice has two tensors. It is no
+    ``collections.abc.Mapping``: `get` takes a framework where a dict's takes a default, and only the
+    same object is equal. Tensors are mapped and read when they are touched, as long as ``backend`` is
     ``"default"`` or ``"mmap"``; those shorter than 16 KiB are read at once, and the other backends
     read every tensor when it is asked for. What is written to a tensor never reaches a file, and
     tensors live on when the checkpoint is closed.
@@ -189,6 +192,19 @@ class Checkpoint:
     def keys(self) -> list[str]:
         """Names in the order of the files."""
         return self._open.keys()
+
+    def items(self) -> Iterator[tuple[str, Any]]:
+        """Names and tensors, each read when it is its turn, in the order of the files.
+
+        What the framework has no dtype or no shape for raises `DtypeError` in its turn; the next call
+        goes on with the one after it.
+        """
+        # A generator would be at its end after an error.
+        return map(lambda name: (name, self.get(name)), self.keys())
+
+    def values(self) -> Iterator[Any]:
+        """Tensors, as `items` has them."""
+        return map(self.get, self.keys())
 
     def __len__(self) -> int:
         return len(self._open)
