@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy
 import pytest
 import tensora_py
+from helpers import DTYPES
 from safetensors.numpy import save_file
 from tensora_py import _errors, _frameworks
 
@@ -109,6 +110,8 @@ def test_the_table_of_dtypes() -> None:
         in_numpy = dtype in _frameworks._NUMPY_DTYPES or dtype in _frameworks.ML_DTYPES
         assert known == (dtype in _frameworks.TORCH_DTYPES, in_numpy), dtype
     assert _frameworks.TORCH_DTYPES.keys() <= found.keys()
+    # None that the tests of frameworks do not go through.
+    assert found.keys() == set(DTYPES)
 
 
 def test_the_papers_names() -> None:
