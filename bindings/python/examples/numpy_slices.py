@@ -79,8 +79,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rank", type=int, default=0, help="whose share of the rows (0)")
     parser.add_argument("--world", type=int, default=2, help="how many share them (2)")
     options = parser.parse_args()
+    if options.world < 1:
+        parser.error(f"--world {options.world} is less than 1")
     if not 0 <= options.rank < options.world:
-        parser.error(f"rank {options.rank} is not one of 0 to {options.world - 1}")
+        parser.error(f"--rank {options.rank} is not one of 0 to {options.world - 1}")
     return options
 
 

@@ -192,6 +192,11 @@ def generated(model: Any, folder: Path, options: argparse.Namespace) -> str:
     """The prompt and what comes after it."""
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     inputs = tokenizer(options.prompt, return_tensors="pt").to(options.device)
+    given = inputs["input_ids"].shape[-1]
+    # Some models have no end.
+    positions = getattr(model.config, "max_position_embeddings", None) or sys.maxsize
+    if not 0 < given < positions:
+        raise Refused(f"the prompt has {given} tokens, and the model {positions} positions")
     sampling: dict[str, Any] = {"do_sample": True, "temperature": options.temperature}
     if options.temperature == 0:
         # The others would be warned about: only sampling has them.
@@ -200,7 +205,7 @@ def generated(model: Any, folder: Path, options: argparse.Namespace) -> str:
     with torch.inference_mode():
         tokens = model.generate(
             **inputs,
-            max_new_tokens=options.max_tokens,
+            max_new_tokens=min(options.max_tokens, positions - given),
             pad_token_id=tokenizer.eos_token_id if pad is None else pad,
             **sampling,
         )
@@ -219,16 +224,21 @@ def arguments() -> argparse.Namespace:
         description="Text from a causal language model whose weights Tensora loads."
     )
     parser.add_argument("model", help="a folder, a file, or the id of a model on the Hub")
-    parser.add_argument("--prompt", required=True, help="what the text begins with")
+    parser.add_argument("--prompt", type=some, required=True, help="what the text begins with")
     parser.add_argument(
         "--format",
         choices=["safetensors", "serverlessllm"],
         help="load from this layout, and convert first where the model has the other one",
     )
     parser.add_argument(
-        "--backend", default="default", help="default, sync, async, io-uring or mmap"
+        "--backend",
+        choices=["default", "sync", "async", "io-uring", "mmap"],
+        default="default",
+        help="who reads",
     )
-    parser.add_argument("--device", default="cpu", help="where the model shall run: cpu, cuda, ...")
+    parser.add_argument(
+        "--device", type=device, default="cpu", help="where the model shall run: cpu, cuda, ..."
+    )
     parser.add_argument("--max-tokens", type=positive, default=64, help="new tokens at most (64)")
     parser.add_argument(
         "--temperature", type=warmth, default=1.0, help="0 takes the likeliest token (1.0)"
@@ -236,9 +246,31 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def some(text: str) -> str:
+    """What a text can begin with."""
+    if not text:
+        raise argparse.ArgumentTypeError("it is empty, and a model goes on from something")
+    if text.encode(errors="ignore").decode() != text:
+        raise argparse.ArgumentTypeError(f"{text!r} is no Unicode")
+    return text
+
+
+def device(text: str) -> str:
+    """A device that is there, and has memory."""
+    try:
+        torch.zeros(1, device=text).cpu()
+    except (RuntimeError, AssertionError) as error:
+        # More lines are about the inside of torch.
+        raise argparse.ArgumentTypeError(str(error).partition("\n")[0]) from None
+    return text
+
+
 def positive(text: str) -> int:
     """A number of tokens."""
-    number = int(text)
+    try:
+        number = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from None
     if number < 1:
         raise argparse.ArgumentTypeError(f"{number} is less than 1")
     return number
@@ -246,7 +278,10 @@ def positive(text: str) -> int:
 
 def warmth(text: str) -> float:
     """A temperature."""
-    number = float(text)
+    try:
+        number = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number") from None
     if not 0 <= number < float("inf"):
         raise argparse.ArgumentTypeError(f"{text} is not 0 or more")
     return number

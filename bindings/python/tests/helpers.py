@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import struct
 import subprocess
 import sys
@@ -20,46 +21,19 @@ LAYOUTS = ("safetensors", "serverlessllm")
 # The repository, whose cases of odd and damaged checkpoints are shared with the tests in Rust.
 CASES = Path(__file__).resolve().parents[3] / "tests" / "cases"
 
-BITS = {
-    "BOOL": 8,
-    "F4": 4,
-    "F6_E2M3": 6,
-    "F6_E3M2": 6,
-    "U8": 8,
-    "I8": 8,
-    "F8_E5M2": 8,
-    "F8_E4M3": 8,
-    "F8_E8M0": 8,
-    "F8_E4M3FNUZ": 8,
-    "F8_E5M2FNUZ": 8,
-    "I16": 16,
-    "U16": 16,
-    "F16": 16,
-    "BF16": 16,
-    "I32": 32,
-    "U32": 32,
-    "F32": 32,
-    "C64": 64,
-    "F64": 64,
-    "I64": 64,
-    "U64": 64,
-}
+DTYPES = (
+    "BOOL F4 F6_E2M3 F6_E3M2 U8 I8 F8_E5M2 F8_E4M3 F8_E8M0 F8_E4M3FNUZ F8_E5M2FNUZ "
+    "I16 U16 F16 BF16 I32 U32 F32 C64 F64 I64 U64"
+).split()
 
-# For the dtypes that numpy has.
-NUMPY = {
-    "BOOL": "?",
-    "U8": "u1",
-    "I8": "i1",
-    "I16": "<i2",
-    "U16": "<u2",
-    "F16": "<f2",
-    "I32": "<i4",
-    "U32": "<u4",
-    "F32": "<f4",
-    "C64": "<c8",
-    "F64": "<f8",
-    "I64": "<i8",
-    "U64": "<u8",
+# The first number in a name.
+BITS = {dtype: int(re.findall(r"\d+", dtype + " 8")[0]) for dtype in DTYPES}
+
+# For the dtypes that numpy has: those that are a letter and their bits have its letter and their bytes.
+NUMPY = {"BOOL": "?"} | {
+    dtype: f"<{dtype[0].lower()}{bits // 8}"
+    for dtype, bits in BITS.items()
+    if dtype[1:] == str(bits) and bits % 8 == 0
 }
 
 # How PyTorch writes them, which is how ServerlessLLM does.

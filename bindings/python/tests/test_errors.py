@@ -17,6 +17,7 @@ from tensora_py import _errors
 
 BUILTIN = {
     "AccessError": PermissionError,
+    "ArgumentTypeError": TypeError,
     "CancelledError": RuntimeError,
     "CheckpointNotFoundError": FileNotFoundError,
     "DtypeError": TypeError,
@@ -25,6 +26,7 @@ BUILTIN = {
     "LoadError": OSError,
     "NetworkError": ConnectionError,
     "OutOfMemoryError": MemoryError,
+    "TensorIndexError": IndexError,
     "TensorNotFoundError": KeyError,
     "UnavailableError": RuntimeError,
 }

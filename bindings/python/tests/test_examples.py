@@ -15,6 +15,7 @@ from typing import Any
 import numpy
 import pytest
 import tensora_py
+from helpers import stored, write_safetensors
 from safetensors.numpy import load_file, save_file
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -76,14 +77,23 @@ def test_slices_of_a_tensor(tmp_path: Path) -> None:
     [
         (["embed.wieght"], 1, "embed.weight"),
         (["scale"], 1, "no rows"),
-        (["embed.weight", "--rank", "4", "--world", "4"], 2, "rank 4"),
+        ([""], 1, "no tensor of this name"),
+        (["embed.weight", "--rank", "4", "--world", "4"], 2, "--rank 4"),
+        (["embed.weight", "--rank", "-1"], 2, "--rank -1"),
+        (["embed.weight", "--world", "0"], 2, "--world 0"),
+        (["embed.weight", "--world", "x"], 2, "--world: "),
+        (["packed"], 1, "F6_E2M3"),
     ],
 )
 def test_slices_that_cannot_be(
     tmp_path: Path, arguments: list[str], code: int, message: str
 ) -> None:
-    tensors = {"embed.weight": numpy.zeros((8, 4), "f4"), "scale": numpy.array(2.0, "f4")}
-    save_file(tensors, tmp_path / "model.safetensors")
+    tensors = {
+        "embed.weight": stored("F32", (8, 4)),
+        "scale": stored("F32", ()),
+        "packed": stored("F6_E2M3", (4,)),
+    }
+    write_safetensors(tmp_path / "model.safetensors", tensors)
     done = run("numpy_slices.py", tmp_path, *arguments)
     assert done.returncode == code
     assert message in done.stderr
@@ -258,6 +268,49 @@ def call(
         return code, written.out, written.err
 
     return call
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--device", "nowhere"], "--device: "),
+        (["--device", "cuda:99"], "--device: "),
+        (["--device", "meta"], "--device: "),
+        (["--backend", "magic"], "--backend: invalid choice: 'magic'"),
+        (["--prompt", ""], "--prompt: "),
+        (["--prompt", "\udcff"], "--prompt: "),
+        (["--max-tokens", "0"], "--max-tokens: 0 is less than 1"),
+        (["--max-tokens", "-3"], "--max-tokens: -3 is less than 1"),
+        (["--max-tokens", "x"], "--max-tokens: 'x' is no whole number"),
+        (["--temperature", "-1"], "--temperature: -1 is not 0 or more"),
+        (["--temperature", "nan"], "--temperature: nan is not 0 or more"),
+        (["--temperature", "x"], "--temperature: 'x' is no number"),
+    ],
+)
+def test_arguments_that_cannot_be(
+    models: dict[str, Path],
+    call: Any,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    message: str,
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        call(models["gpt2"], "--prompt", "Hello", *arguments)
+    assert left.value.code == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("pytorch.py: error: argument ") and message in last
+
+
+@pytest.mark.torch
+def test_text_ends_where_the_model_has_no_more_positions(
+    models: dict[str, Path], call: Any
+) -> None:
+    code, text, messages = call(models["gpt2"], "--prompt", "the fox", "--max-tokens", "1000")
+    assert code == 0 and text.startswith("the fox"), messages
+    code, text, messages = call(models["gpt2"], "--prompt", "the fox " * 100)
+    assert (code, text) == (1, "")
+    assert "64 positions" in messages
 
 
 @pytest.mark.torch

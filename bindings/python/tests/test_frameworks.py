@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import warnings
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,90 @@ def test_numpy_leaves_out_what_it_cannot_hold(every_dtype: Every) -> None:
         tensors["nothing"]
     with pytest.raises(tensora_py.DtypeError, match=r"'F4'.*F4"):
         tensora_py.open(folder).get("F4", framework="numpy")
+
+
+# Shapes that a header can have, and that make no array: too many dimensions, or too large ones.
+SHAPES = [
+    (2**62, 0),
+    (0,) * 100,
+    (1,) * 65,
+    (1,) * 2000,
+    (2**63 - 1, 0),
+    (2**63, 0),
+    (2**64 - 1, 0),
+]
+
+
+def odd_shapes(folder: Path) -> Path:
+    tensors = {
+        f"odd.{number}": Stored("F32", shape, b"\0" * 4 if 1 in shape else b"")
+        for number, shape in enumerate(SHAPES)
+    }
+    return write_safetensors(folder / "odd.safetensors", {**tensors, "w": stored("F32", (2, 3))})
+
+
+def test_shapes_that_numpy_has_no_arrays_of(tmp_path: Path, backend: str) -> None:
+    path = odd_shapes(tmp_path)
+    options: dict[str, Any] = {"framework": "numpy", "backend": backend}
+    with pytest.warns(UserWarning, match="left out: tensor 'odd"):
+        tensors = tensora_py.load(path, **options)
+    assert list(tensors) == ["w"]
+    arriving = tensora_py.iter_tensors(path, **options)
+    found = []
+    for number, shape in enumerate(SHAPES):
+        name = f"odd.{number}"
+        for use in (
+            lambda name=name: tensors[name],
+            lambda name=name: tensora_py.open(path).get(name, "numpy"),
+        ):
+            with pytest.raises(tensora_py.DtypeError) as caught:
+                use()
+            text = str(caught.value)
+            assert (caught.value.tensor, caught.value.kind) == (name, "Unsupported")
+            assert repr(name) in text and f"{len(shape)} dimensions" in text
+            assert "numpy" in text and str(shape[0]) in text
+            assert "names=" in text and "dlpack" in text and len(text) < 500
+    while len(found) < len(SHAPES) + 1:
+        try:
+            found.append(next(arriving)[0])
+        except tensora_py.DtypeError as error:
+            found.append(error.tensor)
+    assert sorted(found) == sorted([f"odd.{number}" for number in range(len(SHAPES))] + ["w"])
+    with pytest.raises(StopIteration):
+        next(arriving)
+    assert tensora_py.load(path, framework="dlpack")["odd.0"].shape == SHAPES[0]
+
+
+@pytest.mark.torch
+def test_shapes_that_torch_has_no_tensors_of(tmp_path: Path) -> None:
+    path = odd_shapes(tmp_path)
+    with pytest.warns(UserWarning, match="left out: tensor 'odd"):
+        tensors = tensora_py.load(path)
+    # It has them of any number of dimensions, as long as 63 bits hold them.
+    assert set(tensors) == {"odd.0", "odd.1", "odd.2", "odd.3", "odd.4", "w"}
+    with pytest.raises(tensora_py.DtypeError, match="odd.5.*torch.*2 dimensions.*dlpack") as caught:
+        tensors["odd.5"]
+    assert "\n" not in str(caught.value)
+
+
+def test_warnings_point_to_the_line_that_called(every_dtype: Every, tmp_path: Path) -> None:
+    folder, _ = every_dtype
+
+    async def awaited() -> None:
+        await tensora_py.aload(folder, framework="numpy", names=["F4"])
+
+    for use in (
+        lambda: tensora_py.load(folder, framework="numpy", names=["F4"]),
+        lambda: tensora_py.load(folder, framework="numpy", names=["F4"], progress=True),
+        lambda: tensora_py.load_safetensors(folder, framework="numpy"),
+        lambda: asyncio.run(awaited()),
+    ):
+        with pytest.warns(UserWarning, match="left out: tensor 'F") as told:
+            use()
+        assert {warning.filename for warning in told} == {__file__}
+        code = awaited.__code__ if use.__code__.co_names[0] == "asyncio" else use.__code__
+        lines = {line for *_, line in code.co_lines()}
+        assert {warning.lineno for warning in told} <= lines
 
 
 def test_nothing_is_told_where_all_is_held(shards: Path) -> None:
@@ -250,5 +335,5 @@ def test_torch_puts_tensors_on_devices(shards: Path, device: str) -> None:
 
 @pytest.mark.torch
 def test_a_device_that_is_not_there_is_an_error(tiny: Path) -> None:
-    with pytest.raises(RuntimeError, match="nowhere"):
+    with pytest.raises(tensora_py.InvalidArgumentError, match="device is 'nowhere'"):
         tensora_py.load(tiny, device="nowhere")

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import collections.abc
+import gc
+import weakref
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +14,7 @@ import tensora_py
 from helpers import NUMPY, Stored, stored, write_safetensors, write_serverlessllm, write_shards
 
 
-def test_a_checkpoint_is_a_mapping_of_names(
+def test_a_checkpoint_has_its_names_as_a_dict_does(
     folder: Path, layout: str, model: dict[str, Stored]
 ) -> None:
     with tensora_py.open(folder) as checkpoint:
@@ -130,3 +134,60 @@ def test_a_checkpoint_outlives_a_change_of_folder(
     opened = tensora_py.open("m.safetensors", framework="numpy")
     monkeypatch.chdir("/")
     assert opened["a"].tolist() == [0, 1, 2, 3]
+
+
+def test_items_come_one_at_a_time(folder: Path, model: dict[str, Stored], backend: str) -> None:
+    checkpoint = tensora_py.open(folder, framework="numpy", backend=backend)
+    items = checkpoint.items()
+    assert iter(items) is items
+    found = {name: array.tobytes() for name, array in items}
+    assert found == {name: tensor.data for name, tensor in model.items()}
+    assert list(found) == checkpoint.keys()
+    assert [array.tobytes() for array in checkpoint.values()] == list(found.values())
+    assert dict(checkpoint).keys() == found.keys()
+
+
+def test_items_are_read_when_they_are_taken(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint = tensora_py.open(shards, framework="numpy")
+    read = checkpoint._read
+    asked: list[str] = []
+
+    def noted(name: str, slices: Any) -> Any:
+        asked.append(name)
+        return read(name, slices)
+
+    monkeypatch.setattr(checkpoint, "_read", noted)
+    items, values = checkpoint.items(), checkpoint.values()
+    assert asked == []
+    name, array = next(items)
+    assert asked == [name]
+    gone = weakref.ref(array)
+    del array
+    gc.collect()
+    assert gone() is None  # Nothing is kept.
+    next(values)
+    assert asked == [name, name]
+    checkpoint.close()
+    with pytest.raises(tensora_py.InvalidArgumentError, match="closed"):
+        next(items)
+    with pytest.raises(tensora_py.InvalidArgumentError, match="closed"):
+        checkpoint.items()
+
+
+def test_items_go_on_after_what_a_framework_lacks(tmp_path: Path) -> None:
+    tensors = {"a": stored("F6_E2M3", (4,)), "b": stored("F32", (2,))}
+    path = write_safetensors(tmp_path / "m.safetensors", tensors)
+    for items in (
+        tensora_py.open(path, framework="numpy").items(),
+        tensora_py.open(path, framework="numpy").values(),
+    ):
+        with pytest.raises(tensora_py.DtypeError, match="'a'"):
+            next(items)
+        assert len(list(items)) == 1
+
+
+def test_checkpoints_are_compared_by_identity(shards: Path) -> None:
+    checkpoint, other = tensora_py.open(shards), tensora_py.open(shards)
+    assert checkpoint == checkpoint and checkpoint != other
+    assert len({checkpoint, other}) == 2
+    assert not isinstance(checkpoint, collections.abc.Mapping)

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy
 import pytest
 import tensora_py
+from helpers import DTYPES
 from safetensors.numpy import save_file
 from tensora_py import _errors, _frameworks
 
@@ -70,21 +71,34 @@ def test_every_public_name_is_there() -> None:
 
 def test_the_table_of_errors() -> None:
     listed: dict[str, str] = {}
+    parts = {"AccessError"}
     for cls, base, kinds in rows("Errors"):
-        [cls], [base] = quoted(cls), quoted(base)
+        [cls, *above], [base] = quoted(cls), quoted(base)
         error = getattr(tensora_py, cls)
         assert issubclass(error, tensora_py.TensoraError)
         assert issubclass(error, getattr(builtins, base))
+        assert all(issubclass(error, getattr(tensora_py, name)) for name in above)
+        if above:
+            # A part of the kinds of the class above it.
+            assert set(quoted(kinds)) == {error.kind} and error.kind in listed
+            parts.add(cls)
+            continue
         listed |= {kind: cls for kind in quoted(kinds) if (kind, cls) != ("Io", "AccessError")}
     for kind, cls in listed.items():
         assert type(_errors.make(kind, "", None, None, None)).__name__ == cls
     assert _errors._BY_KIND.keys() <= listed.keys()
     public = {name for name in _errors.__all__ if name != "TensoraError"}
-    assert public == set(listed.values()) | {"AccessError"}
+    assert public == set(listed.values()) | parts
     # Kinds of the library that nobody has put anywhere.
     source = (Path(__file__).parents[3] / "src" / "error.rs").read_text(encoding="utf-8")
     [variants] = re.findall(r"pub enum ErrorKind \{(.*?)\n\}", source, re.DOTALL)
-    assert set(re.findall(r"^    (\w+),$", variants, re.MULTILINE)) == listed.keys()
+    raised = set(re.findall(r"^    (\w+),$", variants, re.MULTILINE))
+    # And those that the Python files give by themselves.
+    for file in Path(_errors.__file__).parent.rglob("*.py"):
+        text = file.read_text(encoding="utf-8")
+        raised |= set(re.findall(r"\bkind(?:: str)? = \"(\w+)\"", text))
+        raised |= set(re.findall(r"\.kind, .*? = \"(\w+)\"", text))
+    assert raised - {"Error"} == listed.keys()
 
 
 def test_the_table_of_dtypes() -> None:
@@ -96,6 +110,8 @@ def test_the_table_of_dtypes() -> None:
         in_numpy = dtype in _frameworks._NUMPY_DTYPES or dtype in _frameworks.ML_DTYPES
         assert known == (dtype in _frameworks.TORCH_DTYPES, in_numpy), dtype
     assert _frameworks.TORCH_DTYPES.keys() <= found.keys()
+    # None that the tests of frameworks do not go through.
+    assert found.keys() == set(DTYPES)
 
 
 def test_the_papers_names() -> None:

@@ -144,7 +144,7 @@ def test_numbers_may_be_of_numpy(shards: Path) -> None:
         ("w", TypeError, "str"),
         ([1, 2], TypeError, "list"),
         (np.array([1, 2]), TypeError, "ndarray"),
-        (np.s_[1.5:], TypeError, "indices"),
+        (np.s_[1.5:], TypeError, "float"),
     ],
 )
 def test_what_is_no_index_is_said(
@@ -186,3 +186,26 @@ def test_slices_of_torch(shards: Path) -> None:
             if part[index].dim()
             else True
         )
+
+
+def test_steps_beyond_everything(shards: Path) -> None:
+    part = tensora_py.open(shards).get_slice("embed.weight", framework="numpy")
+    assert part[:: 1 << 70, 1 << 70 :].shape == (1, 0)
+
+
+def test_errors_of_indices_are_ours_and_name_the_tensor(shards: Path) -> None:
+    part = tensora_py.open(shards).get_slice("embed.weight", framework="numpy")
+    for index in (300, np.s_[::-1], "w", np.s_[0, 0, 0], np.s_[True:]):
+        for use in (
+            lambda index=index: part[index],
+            lambda index=index: tensora_py.load(
+                shards, framework="numpy", slices={"embed.weight": index}
+            ),
+        ):
+            with pytest.raises(tensora_py.InvalidArgumentError, match="'embed.weight'") as caught:
+                use()
+            assert (caught.value.kind, caught.value.tensor) == ("InvalidArgument", "embed.weight")
+    # What iterates by numbers ends there.
+    assert (
+        sum(1 for _ in tensora_py.open(shards).get_slice("layers.1.bias", framework="numpy")) == 5
+    )

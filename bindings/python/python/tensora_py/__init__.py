@@ -7,6 +7,7 @@
 from ._checkpoint import Checkpoint, Plan, Slice, TensorInfo, open
 from ._errors import (
     AccessError,
+    ArgumentTypeError,
     CancelledError,
     CheckpointNotFoundError,
     DtypeError,
@@ -16,6 +17,7 @@ from ._errors import (
     NetworkError,
     OutOfMemoryError,
     TensoraError,
+    TensorIndexError,
     TensorNotFoundError,
     UnavailableError,
 )
@@ -39,6 +41,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AccessError",
+    "ArgumentTypeError",
     "CancelledError",
     "Checkpoint",
     "CheckpointNotFoundError",
@@ -51,6 +54,7 @@ __all__ = [
     "Plan",
     "Slice",
     "Tensor",
+    "TensorIndexError",
     "TensorInfo",
     "TensorIterator",
     "TensorNotFoundError",

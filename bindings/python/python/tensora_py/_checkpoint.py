@@ -8,8 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from . import _frameworks, _native
+from ._arguments import check, listed
 from ._errors import InvalidArgumentError
-from ._slices import Window, window
+from ._slices import Window, window_of
 
 Slices = Mapping[str, Any]
 """For a tensor's name what would stand between brackets: ``{"w": (slice(0, 8), ...)}``."""
@@ -43,6 +44,7 @@ def open_native(
     cancel: _native.Cancel | None = None,
 ) -> _native.Checkpoint:
     """Opens a path or a model's id."""
+    check(path_or_id=path_or_id, revision=revision, layout=layout)
     name = os.fspath(path_or_id)
     if os.path.lexists(name):
         # The files are opened again when tensors are taken, wherever the process is then.
@@ -62,17 +64,15 @@ def request(
     cancel: _native.Cancel | None = None,
 ) -> tuple[dict[str, Any], dict[str, Window]]:
     """The arguments of a load as the native module takes them, and the windows of the sliced."""
-    if isinstance(names, str):
-        raise InvalidArgumentError(f"names is the string {names!r}; give a list of names")
-    for option, value in (("workers", workers), ("memory_budget", memory_budget), ("align", align)):
-        if value is not None and value < 0:
-            raise InvalidArgumentError(f"{option} is {value}, and cannot be negative")
+    check(backend=backend, names=names, slices=slices)
+    check(workers=workers, memory_budget=memory_budget, align=align)
     windows = {
-        name: window(checkpoint.info(name)[1], index) for name, index in (slices or {}).items()
+        name: window_of(name, checkpoint.info(name)[1], index)
+        for name, index in (slices or {}).items()
     }
     asked = {
         "backend": backend,
-        "names": None if names is None else list(names),
+        "names": None if names is None else listed(names),
         "slices": {name: window.dims for name, window in windows.items()},
         "workers": workers,
         "memory_budget": memory_budget,
@@ -109,8 +109,8 @@ class Slice:
         return self.info.dtype
 
     def __getitem__(self, index: Any) -> Any:
-        part = window(self.info.shape, index)
         name = self.info.name
+        part = window_of(name, self.info.shape, index)
         made = self._wrap(self._owner._read(name, {name: index}))
         if part.shape == _lengths(part, self.info.shape):
             return made
@@ -128,9 +128,12 @@ def _lengths(part: Window, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 class Checkpoint:
-    """A checkpoint whose headers were read and checked: a mapping of names to tensors.
+    """A checkpoint whose headers were read and checked: names, and a tensor for each.
 
-    Made by `open`. Tensors are mapped and read when they are touched, as long as ``backend`` is
+    Made by `open`. Keys, items, values, ``len``, ``in``, brackets and iteration are those of a dict,
+    but that nothing is kept: whoever asks twice has two tensors. It is no
+    ``collections.abc.Mapping``: `get` takes a framework where a dict's takes a default, and only the
+    same object is equal. Tensors are mapped and read when they are touched, as long as ``backend`` is
     ``"default"`` or ``"mmap"``; those shorter than 16 KiB are read at once, and the other backends
     read every tensor when it is asked for. What is written to a tensor never reaches a file, and
     tensors live on when the checkpoint is closed.
@@ -145,7 +148,7 @@ class Checkpoint:
     ) -> None:
         self._native: _native.Checkpoint | None = native
         self._backend = backend
-        self._framework = _frameworks.framework_name(framework)
+        self._framework = _frameworks.chosen(framework, device)
         self._device = device
         # Made with the first tensor: names and plans need no framework to be installed.
         self._wraps: dict[tuple[str, str], _frameworks.Wrap] = {}
@@ -190,6 +193,19 @@ class Checkpoint:
         """Names in the order of the files."""
         return self._open.keys()
 
+    def items(self) -> Iterator[tuple[str, Any]]:
+        """Names and tensors, each read when it is its turn, in the order of the files.
+
+        What the framework has no dtype or no shape for raises `DtypeError` in its turn; the next call
+        goes on with the one after it.
+        """
+        # A generator would be at its end after an error.
+        return map(lambda name: (name, self.get(name)), self.keys())
+
+    def values(self) -> Iterator[Any]:
+        """Tensors, as `items` has them."""
+        return map(self.get, self.keys())
+
     def __len__(self) -> int:
         return len(self._open)
 
@@ -197,7 +213,10 @@ class Checkpoint:
         return iter(self.keys())
 
     def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and name in self._open
+        try:
+            return isinstance(name, str) and name in self._open
+        except UnicodeEncodeError:
+            return False  # No file can have such a name.
 
     def __getitem__(self, name: str) -> Any:
         return self.get_tensor(name)
@@ -208,6 +227,7 @@ class Checkpoint:
         Raises:
             TensorNotFoundError: there is none of this name.
         """
+        check(name=name)
         return TensorInfo(name, *self._open.info(name))
 
     def get(self, name: str, framework: str | None = None, device: Any = None) -> Any:
@@ -220,7 +240,7 @@ class Checkpoint:
 
         Raises:
             TensorNotFoundError: there is none of this name.
-            DtypeError: the framework has no dtype for it.
+            DtypeError: the framework has no dtype for it, or no arrays of its shape.
         """
         return self._wrapper(framework, device)(self._read(name, None))
 
@@ -261,7 +281,7 @@ class Checkpoint:
         native = self._open
         asked, _ = request(
             native,
-            backend=backend or self._backend,
+            backend=self._backend if backend is None else backend,
             names=names,
             slices=slices,
             workers=workers,
@@ -276,13 +296,17 @@ class Checkpoint:
         if device is None:
             # The device was chosen along with the framework that it belongs to.
             device = self._device if framework in (None, self._framework) else "cpu"
-        asked = framework or self._framework, str(device)
+        if framework is None:
+            framework = self._framework
+        check(framework=framework)
+        asked = framework, str(device)
         wrap = self._wraps.get(asked)
         if wrap is None:
             wrap = self._wraps[asked] = _frameworks.wrapper(asked[0], device)
         return wrap
 
     def _read(self, name: str, slices: Slices | None) -> _native.Tensor:
+        check(name=name)
         native = self._open
         lazily = self._backend in ("default", "mmap")
         if lazily and slices is None:
@@ -321,7 +345,9 @@ def open(
     Raises:
         TensoraError: one of its subclasses, with the path, the tensor and the numbers.
     """
+    # What makes no sense is an error now, and not at the first tensor.
+    check(backend=backend)
+    _native.Checkpoint.check_backend(backend)
+    _frameworks.chosen(framework, device)
     native = open_native(path_or_id, revision=revision, layout=layout)
-    # An unknown backend is an error now, and not at the first tensor.
-    native.check_backend(backend)
     return Checkpoint(native, backend, framework, device)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 __all__ = [
+    "ArgumentTypeError",
     "CancelledError",
     "CheckpointNotFoundError",
     "DtypeError",
@@ -14,6 +15,7 @@ __all__ = [
     "NetworkError",
     "OutOfMemoryError",
     "AccessError",
+    "TensorIndexError",
     "TensorNotFoundError",
     "TensoraError",
     "UnavailableError",
@@ -48,8 +50,16 @@ class InvalidArgumentError(TensoraError, ValueError):
     kind = "InvalidArgument"
 
 
+class ArgumentTypeError(InvalidArgumentError, TypeError):
+    """An argument, or a part of an index, is of a type that it cannot be."""
+
+
+class TensorIndexError(InvalidArgumentError, IndexError):
+    """An index lies beyond a tensor, or has more dimensions than it."""
+
+
 class DtypeError(TensoraError, TypeError):
-    """A framework has no dtype for a tensor."""
+    """A framework has no dtype for a tensor, or no arrays of its shape."""
 
     kind = "Unsupported"
 
@@ -85,7 +95,7 @@ class OutOfMemoryError(TensoraError, MemoryError):
 
 
 class UnavailableError(TensoraError, RuntimeError):
-    """The backend that was chosen cannot run here."""
+    """The backend, or the device, that was chosen is not there."""
 
     kind = "Unavailable"
 
@@ -116,6 +126,7 @@ _BY_KIND: dict[str, type[TensoraError]] = {
     "Unavailable": UnavailableError,
     "Cancelled": CancelledError,
     "InvalidArgument": InvalidArgumentError,
+    "SharedMemory": InvalidArgumentError,
     "Unsupported": DtypeError,
     "Io": LoadError,
     "SourceChanged": LoadError,

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import warnings
 from collections.abc import Callable, Iterable
+from types import FrameType
 from typing import Any
 
-from ._errors import DtypeError, InvalidArgumentError
+from ._arguments import check, shown, wrong_type
+from ._errors import DtypeError, InvalidArgumentError, UnavailableError
 from ._native import Tensor
 
 Wrap = Callable[[Tensor], Any]
+
+_PACKAGE = __name__.partition(".")[0]
 
 FRAMEWORKS = ("torch", "numpy", "dlpack")
 
@@ -73,25 +78,26 @@ ML_DTYPES = {
 }
 
 
-def framework_name(framework: str) -> str:
-    """The one name of a framework, or an error with all of them."""
+def chosen(framework: str, device: Any) -> str:
+    """The one name of a framework, or an error with all of them, or about the device."""
+    check(framework=framework)
     name = _ALIASES.get(framework, framework)
     if name not in FRAMEWORKS:
         raise InvalidArgumentError(
-            f"unknown framework {framework!r}; known are {', '.join(FRAMEWORKS)}"
+            f"unknown framework {shown(framework)}; known are {', '.join(FRAMEWORKS)}"
+        )
+    if name != "torch" and str(device) != "cpu":
+        raise InvalidArgumentError(
+            f"device is {shown(device)}, and framework {name!r} has arrays on the CPU only"
         )
     return name
 
 
 def wrapper(framework: str, device: Any = "cpu") -> Wrap:
     """What makes arrays of ``framework`` on ``device`` of tensors."""
-    name = framework_name(framework)
+    name = chosen(framework, device)
     if name == "torch":
         return _torch(device)
-    if str(device) != "cpu":
-        raise InvalidArgumentError(
-            f"framework {name!r} has arrays on the CPU only, not on {device!r}"
-        )
     return _numpy() if name == "numpy" else _itself
 
 
@@ -103,6 +109,16 @@ def _no_dtype(tensor: Tensor, what: str) -> DtypeError:
     error = DtypeError(f"tensor {tensor.name!r}: {what}")
     error.tensor = tensor.name
     return error
+
+
+def _no_shape(tensor: Tensor, what: str, error: Exception) -> DtypeError:
+    """The error where a framework has no arrays of a shape, in its own words."""
+    shape = tensor.shape
+    return _no_dtype(
+        tensor,
+        f"{what} has no array of {len(shape)} dimensions, {shown(shape)}: {_words(error)}; leave it "
+        "out with names=, or take its bytes with framework='dlpack'",
+    )
 
 
 def _module(name: str) -> Any:
@@ -120,9 +136,7 @@ def _module(name: str) -> Any:
 
 def _torch(device: Any) -> Wrap:
     torch = _module("torch")
-    if isinstance(device, int):
-        device = torch.device("cuda", device)
-    target = torch.device(device)
+    target = _device(torch, device)
     here = target.type == "cpu"
     frombuffer, empty = torch.frombuffer, torch.empty
     # What torch.from_dlpack calls with a capsule, after checks that take longer than it does.
@@ -144,7 +158,10 @@ def _torch(device: Any) -> Wrap:
     def wrap(tensor: Tensor) -> Any:
         code = tensor.dtype
         if code in _THROUGH_DLPACK and len(tensor):
-            made = from_dlpack(tensor.__dlpack__())
+            try:
+                made = from_dlpack(tensor.__dlpack__())
+            except (RuntimeError, TypeError, ValueError, BufferError) as error:
+                raise _no_shape(tensor, f"torch {torch.__version__}", error) from None
             return made if here else made.to(target)
         shape = tensor.shape
         dtype = dtypes.get(code)
@@ -154,15 +171,50 @@ def _torch(device: Any) -> Wrap:
             if not shape or shape[-1] % 2:
                 raise _no_dtype(tensor, f"torch packs F4 in pairs, shape {shape} has none")
             shape = (*shape[:-1], shape[-1] // 2)
-        if len(tensor):
-            made = frombuffer(tensor, dtype=dtype)
-            if len(shape) != 1:
-                made = made.view(shape)
-        else:
-            made = empty(shape, dtype=dtype)
+        try:
+            if not len(tensor):
+                made = empty(shape, dtype=dtype)
+            elif len(shape) == 1:
+                made = frombuffer(tensor, dtype=dtype)
+            else:
+                made = frombuffer(tensor, dtype=dtype).view(shape)
+        except (RuntimeError, TypeError, ValueError) as error:
+            raise _no_shape(tensor, f"torch {torch.__version__}", error) from None
         return made if here else made.to(target)
 
     return wrap
+
+
+def _device(torch: Any, given: Any) -> Any:
+    """A device of torch, which is there; numbers are those of CUDA devices."""
+    try:
+        if given is None or isinstance(given, bool):
+            raise TypeError
+        target = torch.device("cuda", given) if isinstance(given, int) else torch.device(given)
+    except TypeError:
+        raise wrong_type(
+            "device", given, "a device of torch, such as 'cpu' or 'cuda:0', or a number"
+        ) from None
+    except (RuntimeError, ValueError) as error:
+        raise InvalidArgumentError(f"device is {shown(given)}: {_words(error)}") from None
+    if target.type == "cpu":
+        return target
+    module = getattr(torch, target.type, None)
+    there, count = getattr(module, "is_available", None), getattr(module, "device_count", None)
+    if there is not None and not there():
+        found = f"none of type {target.type}"
+    elif count is not None and target.index is not None and target.index >= count():
+        found = f"{count()} of type {target.type}"
+    else:
+        return target
+    raise UnavailableError(
+        f"device is {str(target)!r}, and torch {torch.__version__} finds {found} here; choose another"
+    )
+
+
+def _words(error: Exception) -> str:
+    """What somebody else's error says, without the call stacks of torch."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _numpy() -> Wrap:
@@ -192,9 +244,12 @@ def _numpy() -> Wrap:
         dtype = dtypes.get(tensor.dtype)
         if dtype is None:
             dtype = known(tensor)
-        if not len(tensor):
-            return numpy.empty(tensor.shape, dtype)
-        return numpy.frombuffer(tensor, dtype).reshape(tensor.shape)
+        try:
+            if not len(tensor):
+                return numpy.empty(tensor.shape, dtype)
+            return numpy.frombuffer(tensor, dtype).reshape(tensor.shape)
+        except ValueError as error:
+            raise _no_shape(tensor, f"numpy {numpy.__version__}", error) from None
 
     return wrap
 
@@ -210,7 +265,7 @@ def reshaped(made: Any, shape: tuple[int, ...]) -> Any:
 
 
 class Loaded(dict[str, Any]):
-    """What a load gives when a framework has no dtype for some of the tensors.
+    """What a load gives when a framework has no dtype, or no arrays of its shape, for some tensors.
 
     Looking up one of these raises the `DtypeError` that says why it is missing.
     """
@@ -224,7 +279,7 @@ class Loaded(dict[str, Any]):
 
 
 def wrap_all(tensors: Iterable[Tensor], wrap: Wrap) -> dict[str, Any]:
-    """A dict of arrays by name. What cannot be one is told in a warning, and when it is looked up."""
+    """A dict of arrays by name; a `Loaded` where some cannot be made, of which `told` tells."""
     made: dict[str, Any] = {}
     failed: dict[str, DtypeError] = {}
     for tensor in tensors:
@@ -232,8 +287,20 @@ def wrap_all(tensors: Iterable[Tensor], wrap: Wrap) -> dict[str, Any]:
             made[tensor.name] = wrap(tensor)
         except DtypeError as error:
             failed[tensor.name] = error
-    if not failed:
-        return made
-    for reason in failed.values():
-        warnings.warn(f"left out: {reason}", stacklevel=3)
-    return Loaded(made, failed)
+    return Loaded(made, failed) if failed else made
+
+
+def told(made: dict[str, Any]) -> dict[str, Any]:
+    """The same, with a warning for each that was left out: at the line that called this package."""
+    if isinstance(made, Loaded):
+        level, frame = 1, inspect.currentframe()
+        while frame is not None and _is_ours(frame):
+            level, frame = level + 1, frame.f_back
+        for reason in made.failed.values():
+            warnings.warn(f"left out: {reason}", stacklevel=level)
+    return made
+
+
+def _is_ours(frame: FrameType) -> bool:
+    name = frame.f_globals.get("__name__")
+    return isinstance(name, str) and name.partition(".")[0] == _PACKAGE

@@ -11,6 +11,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from ._arguments import check
 from ._checkpoint import Checkpoint, open
 from ._load import TensorIterator, iter_tensors, load
 from ._tools import convert
@@ -32,6 +33,7 @@ def load_safetensors(
     Raises:
         TensoraError: as `load` does.
     """
+    check(path=path)
     return load(path, layout="safetensors", backend=backend, framework=framework, device=device)
 
 
@@ -49,6 +51,7 @@ def load_serverlessllm(
     Raises:
         TensoraError: as `load` does.
     """
+    check(path=path)
     return load(path, layout="serverlessllm", backend=backend, framework=framework, device=device)
 
 
@@ -62,6 +65,7 @@ def open_safetensors(
     Raises:
         TensoraError: as `open` does.
     """
+    check(path=path)
     return open(path, layout="safetensors", backend=backend, framework=framework, device=device)
 
 
@@ -75,6 +79,7 @@ def open_serverlessllm(
     Raises:
         TensoraError: as `open` does.
     """
+    check(path=path)
     return open(path, layout="serverlessllm", backend=backend, framework=framework, device=device)
 
 
@@ -88,6 +93,7 @@ def iter_safetensors(
     Raises:
         TensoraError: as `iter_tensors` does.
     """
+    check(path=path)
     return iter_tensors(
         path, layout="safetensors", backend=backend, framework=framework, device=device
     )
@@ -103,6 +109,7 @@ def iter_serverlessllm(
     Raises:
         TensoraError: as `iter_tensors` does.
     """
+    check(path=path)
     return iter_tensors(
         path, layout="serverlessllm", backend=backend, framework=framework, device=device
     )
@@ -159,4 +166,5 @@ def convert_safetensors_to_serverlessllm(
     Raises:
         TensoraError: as `convert` does.
     """
+    check(input_dir=input_dir, output_dir=output_dir)
     return convert(input_dir, output_dir, to="serverlessllm", partitions=partitions)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 from collections.abc import AsyncIterator, Iterable, Iterator
 from functools import partial
 from typing import Any
 
 from . import _frameworks, _native
+from ._arguments import check
 from ._checkpoint import Slices, open_native, request
 from ._errors import OutOfMemoryError
 from ._progress import Progress
@@ -58,19 +60,21 @@ def load(
         TensoraError: one of its subclasses, with the path, the tensor and the numbers. There are
             no tensors then, and never some of them.
     """
-    wrap = _frameworks.wrapper(framework, device)
-    job = _Job(
+    made = _loaded(
         path_or_id,
-        revision=revision,
-        layout=layout,
+        framework=framework,
         backend=backend,
+        device=device,
         names=names,
         slices=slices,
         workers=workers,
+        memory_budget=memory_budget,
         align=align,
+        progress=progress,
+        revision=revision,
+        layout=layout,
     )
-    job.refuse_beyond(memory_budget)
-    return job.load(wrap, progress, moves=str(device) != "cpu")
+    return _frameworks.told(made)
 
 
 def iter_tensors(
@@ -110,6 +114,7 @@ def iter_tensors(
     Raises:
         TensoraError: one of its subclasses; from the iterator where it happens while it reads.
     """
+    check(progress=progress, memory_budget=memory_budget)
     wrap = _frameworks.wrapper(framework, device)
     job = _Job(
         path_or_id,
@@ -128,8 +133,8 @@ def iter_tensors(
 class TensorIterator:
     """Iterates over names and tensors; leaving it early ends the load.
 
-    A tensor that the framework has no dtype for raises `DtypeError` in its turn; the next call goes
-    on with the one after it.
+    A tensor that the framework has no dtype or no shape for raises `DtypeError` in its turn; the next
+    call goes on with the one after it.
     """
 
     def __init__(self, job: _Job, wrap: _frameworks.Wrap, progress: bool) -> None:
@@ -183,31 +188,35 @@ async def aload(path_or_id: str | os.PathLike[str], **options: Any) -> dict[str,
     Raises:
         TensoraError: as `load` does.
     """
+    asked = inspect.signature(load).bind(path_or_id, **options)
+    asked.apply_defaults()
     cancel = _native.Cancel()
     work = asyncio.get_running_loop().run_in_executor(
-        None, partial(_load_cancellable, path_or_id, cancel, **options)
+        None, partial(_loaded, cancel=cancel, **asked.arguments)
     )
     try:
-        return await asyncio.shield(work)
+        made = await asyncio.shield(work)
     except asyncio.CancelledError:
         cancel.cancel()
         await asyncio.wait([work])
         work.exception()  # It is known why.
         raise
+    return _frameworks.told(made)
 
 
-def _load_cancellable(
+def _loaded(
     path_or_id: str | os.PathLike[str],
-    cancel: _native.Cancel,
     *,
-    framework: str = "torch",
-    device: Any = "cpu",
-    memory_budget: int | None = None,
-    progress: bool = False,
+    framework: str,
+    device: Any,
+    memory_budget: int | None,
+    progress: bool,
     **options: Any,
 ) -> dict[str, Any]:
+    """What `load` gives, before anybody is told of what was left out."""
+    check(progress=progress, memory_budget=memory_budget)
     wrap = _frameworks.wrapper(framework, device)
-    job = _Job(path_or_id, cancel=cancel, **options)
+    job = _Job(path_or_id, **options)
     job.refuse_beyond(memory_budget)
     return job.load(wrap, progress, moves=str(device) != "cpu")
 
@@ -250,6 +259,8 @@ class _Job:
         cancel: _native.Cancel | None = None,
         **options: Any,
     ) -> None:
+        # Before a model is downloaded.
+        check(**options)
         self._checkpoint = open_native(path_or_id, revision=revision, layout=layout, cancel=cancel)
         self._asked, self._windows = request(self._checkpoint, cancel=cancel, **options)
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from . import _native
+from ._arguments import check, shown, text
 from ._errors import InvalidArgumentError
 from ._sources import Entry, entry
 
@@ -40,9 +41,10 @@ def save(
         InvalidArgumentError: a tensor that is not contiguous, has no data, or shares its memory with
             another; the message names it and says what to do.
         DtypeError: a tensor whose dtype the format does not have.
-        TypeError: names or metadata that are no strings.
+        ArgumentTypeError: names or metadata that are no strings.
         TensoraError: the file cannot be written; what was there before is still there.
     """
+    check(path=path, max_shard_size=max_shard_size)
     files = _native.save(
         os.fspath(path), saving(entries(tensors), metadata, max_shard_size=max_shard_size)
     )
@@ -57,14 +59,8 @@ def save_bytes(tensors: Mapping[str, Any], metadata: Mapping[str, str] | None = 
 
 def entries(tensors: Mapping[str, Any], *, shared: bool = False) -> list[Entry]:
     """What is known of each tensor, after all checks; ``shared`` allows memory that is shared."""
-    if not isinstance(tensors, Mapping):
-        raise TypeError(f"tensors is a {type(tensors).__name__}; give a dict of names and tensors")
-    found = []
-    for name, value in tensors.items():
-        if not isinstance(name, str):
-            raise TypeError(f"the name {name!r} is a {type(name).__name__}; names are strings")
-        _refuse_surrogates(name)
-        found.append(entry(name, value))
+    check(tensors=tensors)
+    found = [entry(name, value) for name, value in tensors.items()]
     if not shared:
         _refuse_shared(found)
     return found
@@ -89,26 +85,10 @@ def saving(
 
 def checked_metadata(metadata: Mapping[str, str] | None) -> dict[str, str]:
     """Metadata as a dict of strings, or an error that says which entry is none."""
-    if metadata is None:
-        return {}
-    if not isinstance(metadata, Mapping):
-        raise TypeError(f"metadata is a {type(metadata).__name__}; give a dict of strings")
-    for key, value in metadata.items():
-        if not isinstance(key, str) or not isinstance(value, str):
-            raise TypeError(
-                f"metadata[{key!r}] is {value!r}; keys and values are strings: use str() or json.dumps()"
-            )
-        _refuse_surrogates(key)
-        _refuse_surrogates(value)
-    return dict(metadata)
-
-
-def _refuse_surrogates(text: str) -> None:
-    """An error for what no file can hold as UTF-8."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidArgumentError(f"{text!r} cannot be written as UTF-8: {error}") from None
+    check(metadata=metadata)
+    for key, value in (metadata or {}).items():
+        text(f"metadata[{shown(key)}]", value, "a string, by str() or json.dumps()")
+    return dict(metadata or {})
 
 
 def _refuse_shared(found: Iterable[Entry]) -> None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import operator
 from typing import Any, NamedTuple
 
+from ._arguments import shown
+from ._errors import ArgumentTypeError, InvalidArgumentError, TensorIndexError
+
 # First row, how many, and how far apart; None takes the whole dimension.
 Dim = tuple[int, int, int] | None
 
@@ -17,23 +20,33 @@ class Window(NamedTuple):
     """The shape of the result: dimensions that were indexed by a number are gone."""
 
 
+def window_of(name: str, shape: tuple[int, ...], index: Any) -> Window:
+    """As `window`; errors name the tensor."""
+    try:
+        return window(shape, index)
+    except InvalidArgumentError as error:
+        error.tensor = name
+        error.args = (f"tensor {shown(name)}: {error}",)
+        raise
+
+
 def window(shape: tuple[int, ...], index: Any) -> Window:
     """What ``tensor[index]`` takes of a tensor of this shape.
 
     Integers, slices with positive steps and one ``...`` are understood, as numpy has them.
 
     Raises:
-        IndexError: more indices than dimensions, or a number out of range.
-        TypeError: an index of another type.
-        ValueError: a step that is not positive.
+        TensorIndexError: more indices than dimensions, or a number out of range.
+        ArgumentTypeError: an index of another type.
+        InvalidArgumentError: a step that is not positive.
     """
     given = index if isinstance(index, tuple) else (index,)
     dots = sum(1 for item in given if item is Ellipsis)
     if dots > 1:
-        raise IndexError("an index can only have a single ellipsis ('...')")
+        raise TensorIndexError("an index can only have a single ellipsis ('...')")
     spare = len(shape) - (len(given) - dots)
     if spare < 0:
-        raise IndexError(
+        raise TensorIndexError(
             f"too many indices: the tensor has {len(shape)} dimensions (shape {shape}), "
             f"but {len(given) - dots} were indexed"
         )
@@ -49,7 +62,8 @@ def window(shape: tuple[int, ...], index: Any) -> Window:
             start, stop, step = _indices(item, rows, dim)
             count = len(range(start, stop, step))
             whole = (start, count, step) == (0, rows, 1)
-            dims.append(None if whole else (start if count else 0, count, step))
+            # A step that leads to no second row may be larger than any file.
+            dims.append(None if whole else (start if count else 0, count, step if count > 1 else 1))
             result.append(count)
         else:
             dims.append((_row(item, rows, dim), 1, 1))
@@ -57,18 +71,23 @@ def window(shape: tuple[int, ...], index: Any) -> Window:
 
 
 def _indices(item: slice, rows: int, dim: int) -> tuple[int, int, int]:
-    step = 1 if item.step is None else _integer(item.step, dim)
+    start, stop, step = (
+        None if part is None else _integer(part, dim) for part in (item.start, item.stop, item.step)
+    )
+    step = 1 if step is None else step
     if step < 1:
-        raise ValueError(
-            f"dimension {dim}: step {step} is not positive; flip the loaded tensor instead"
+        raise InvalidArgumentError(
+            f"dimension {dim}: step {shown(step)} is not positive; flip the loaded tensor instead"
         )
-    return item.indices(rows)
+    return slice(start, stop, step).indices(rows)
 
 
 def _row(item: Any, rows: int, dim: int) -> int:
     row = _integer(item, dim)
     if not -rows <= row < rows:
-        raise IndexError(f"index {row} is out of range: dimension {dim} has {rows} rows")
+        raise TensorIndexError(
+            f"index {shown(row)} is out of range: dimension {dim} has {rows} rows"
+        )
     return row % rows
 
 
@@ -78,7 +97,7 @@ def _integer(item: Any, dim: int) -> int:
             return operator.index(item)
         except TypeError:
             pass
-    raise TypeError(
+    raise ArgumentTypeError(
         f"dimension {dim}: integers, slices and '...' can index a stored tensor, not "
         f"{type(item).__name__}; load it first, and index that"
     )

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from . import _native
+from ._arguments import check
 from ._checkpoint import open_native
 from ._progress import Progress
 
@@ -20,6 +21,7 @@ def _path(path: Path | None) -> str | None:
 
 def _with_bar(show: bool, total: Callable[[], int], work: Callable[[Any], str]) -> Any:
     """What ``work`` reports, with a bar over it where one is wanted."""
+    check(progress=show)
     if not show:
         return json.loads(work(None))
     bar = Progress(total())
@@ -84,6 +86,7 @@ def convert(
         "force": force,
         "verify": verify,
     }
+    check(path_or_id=path_or_id, out=out, revision=revision, **wanted)
 
     def total() -> int:
         return open_native(path_or_id, revision=revision).nbytes * (2 if verify else 1)
@@ -127,6 +130,16 @@ def verify(
     Raises:
         TensoraError: nothing could be checked: a path that is not there, a broken manifest.
     """
+    check(
+        path_or_id=path_or_id,
+        manifest=manifest,
+        deep=deep,
+        backend=backend,
+        memory_budget=memory_budget,
+        progress=progress,
+        revision=revision,
+        layout=layout,
+    )
 
     def total() -> int:
         return open_native(path_or_id, revision=revision, layout=layout).nbytes
@@ -172,6 +185,14 @@ def hash(
     Raises:
         TensoraError: one of its subclasses; a manifest is written whole or not at all.
     """
+    check(
+        path_or_id=path_or_id,
+        manifest=manifest,
+        backend=backend,
+        memory_budget=memory_budget,
+        revision=revision,
+        layout=layout,
+    )
 
     def total() -> int:
         return open_native(path_or_id, revision=revision, layout=layout).nbytes
@@ -216,6 +237,7 @@ def diff(
     Raises:
         TensoraError: one of the two cannot be opened or read.
     """
+    check(a=a, b=b, backend=backend, memory_budget=memory_budget)
 
     def total() -> int:
         return open_native(a).nbytes + open_native(b).nbytes
@@ -248,6 +270,7 @@ def pull(
         AccessError: the Hub refuses: a token is missing, or access was not granted.
         TensoraError: another of its subclasses.
     """
+    check(model_id=model_id, revision=revision, layout=layout, side_files=side_files)
     return os.fspath(_native.pull(model_id, revision, layout, side_files))
 
 
