@@ -118,8 +118,13 @@ class Run:
         raw = lines.best(in_hand, lambda name: _is(name, "raw"))
         say = self.compare
         if state == "cold":
-            say(f"{label}: default / {other}", state, ours, in_hand.get(str(other)), at_least(1.2))
-            say(f"{label}: default / {raw}", state, ours, in_hand.get(str(raw)), at_least(0.95))
+            # Faster than everybody else, or as fast as the disk: the slower of the two counts.
+            goals = (other, at_least(1.2)), (raw, at_least(0.95))
+            rival, goal = min(
+                ((str(name), goal) for name, goal in goals if name is not None),
+                key=lambda pair: pair[1].bound * statistics.median(in_hand[pair[0]]),
+            )
+            say(f"{label}: default / {rival}", state, ours, in_hand.get(rival), goal)
         else:
             say(f"{label}: default / {owned}", state, ours, in_hand.get(str(owned)), at_least(2))
             raw = "numpy fromfile"

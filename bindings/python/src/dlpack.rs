@@ -84,8 +84,13 @@ pub fn capsule(py: Python<'_>, tensor: &Tensor, versioned: bool) -> PyResult<Py<
     }
     let ndim = shape.len();
     let strides = contiguous_strides(&shape);
-    let numbers = shape.iter().chain(&strides).map(|&number| number as i64);
-    let mut numbers: Box<[i64]> = numbers.collect();
+    // Nobody goes by strides that are longer: there are no elements then.
+    let strides = strides.iter().map(|&n| Ok(n.min(i64::MAX as u64) as i64));
+    let numbers = shape.iter().map(|&n| i64::try_from(n)).chain(strides);
+    let mut numbers: Box<[i64]> = numbers.collect::<Result<_, _>>().map_err(|_| {
+        let (name, shape) = (tensor.name(), tensor.shape());
+        PyBufferError::new_err(format!("{name}: DLPack has no dimensions as in {shape:?}"))
+    })?;
     let view = View {
         data: tensor.as_mut_ptr().cast(),
         device: Device {

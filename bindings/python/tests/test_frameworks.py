@@ -105,7 +105,11 @@ def test_shapes_that_numpy_has_no_arrays_of(tmp_path: Path, backend: str) -> Non
     assert sorted(found) == sorted([f"odd.{number}" for number in range(len(SHAPES))] + ["w"])
     with pytest.raises(StopIteration):
         next(arriving)
-    assert tensora_py.load(path, framework="dlpack")["odd.0"].shape == SHAPES[0]
+    plain = tensora_py.load(path, framework="dlpack")
+    assert plain["odd.0"].shape == SHAPES[0]
+    plain["odd.4"].__dlpack__()
+    with pytest.raises(BufferError, match="odd.5"):
+        plain["odd.5"].__dlpack__()
 
 
 @pytest.mark.torch
