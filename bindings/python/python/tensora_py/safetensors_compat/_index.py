@@ -26,7 +26,12 @@ def checked(shape: tuple[int, ...], index: Any) -> tuple[Any, ...]:
         index = slice(0, 0)
     given = index if isinstance(index, tuple) else (index,)
     for place, item in enumerate(given):
-        if item is not Ellipsis and not isinstance(item, slice) and _integer(item) is None:
+        if isinstance(item, slice):
+            # A TypeError there, and here, whatever else is wrong.
+            for bound in (item.start, item.stop, item.step):
+                if bound is not None:
+                    operator.index(bound)
+        elif item is not Ellipsis and _integer(item) is None:
             raise refusal(
                 f"index {place} is {item!r}, a {type(item).__name__}; integers, slices and '...' can "
                 "index a stored tensor: load it first, and index that",
