@@ -162,12 +162,22 @@ def test_without_metadata_there_is_none(tmp_path):
     ours_np.save_file(TENSORS, tmp_path / "a", {})
     with safe_open(str(tmp_path / "a"), "np") as file:
         assert file.metadata() is None
+    theirs_np.save_file({"__metadata": TENSORS["a"]}, tmp_path / "b")
+    theirs_np.save_file(TENSORS, tmp_path / "c", {})
+    for name, expected in (("b", None), ("c", {})):
+        for module in (compat, safetensors):
+            with module.safe_open(tmp_path / name, "np") as file:
+                assert file.metadata() == expected
 
 
 INDICES = [
-    "[:]", "[...]", "[0]", "[-1]", "[0:1]", "[0:10]", "[5:6]", "[1:0]", "[1:1]", "[:,:,1]",
-    "[:,1:2,...]", "[...,1]", "[::2]", "[0,0,0]", "[:,-2:]", "[:,:,1:100]", "[()]", "[2:]", "[:-1]",
-    "[-10:]", "[1,:,::3]", "[None]", "[:,None]", "[[0,1]]", "[:,[0,2]]", "[np.int64(1)]",
+    "[:]", "[...]", "[0]", "[-1]", "[0:1]", "[1:0]", "[1:1]", "[:,:,1]", "[:,1:2,...]", "[...,1]",
+    "[::2]", "[0,0,0]", "[:,-2:]", "[()]", "[:-1]", "[-10:]", "[1,:,::3]", "[np.int64(1)]",
+    "[np.array(1)]",
+]  # fmt: skip
+# Only torch takes these, and only of what is mapped.
+WIDER = [
+    "[0:10]", "[5:6]", "[:,:,1:100]", "[2:]", "[None]", "[:,None]", "[:,[0,2]]", "[[0,1],]",
 ]  # fmt: skip
 
 
@@ -176,18 +186,56 @@ def test_slices_are_those_of_the_array(path, backend, index):
     expected = eval(f"value{index}", {"value": TENSORS["b"], "np": np})
     with safe_open(path, "np", backend=backend) as file:
         part = eval(f"part{index}", {"part": file.get_slice("b"), "np": np})
-    assert same(np.ascontiguousarray(part), np.ascontiguousarray(expected))
-    assert np.shape(part) == np.shape(expected)
+    assert type(part) is np.ndarray and part.flags.c_contiguous and part.flags.writeable
+    assert same(part, expected)
+
+
+def test_slices_are_apart(path, backend):
+    with safe_open(path, "np", backend=backend) as file:
+        part = file.get_slice("b")
+        first = part[0]
+        first[...] = -1
+        assert same(part[0], TENSORS["b"][0]) and same(file.get_tensor("b"), TENSORS["b"])
+        saved = ours_np.save({"part": part[:, 1]})
+    assert same(ours_np.load(saved)["part"], TENSORS["b"][:, 1])
+
+
+def test_bools_are_numbers_and_an_empty_list_takes_nothing(path, backend):
+    with safe_open(path, "np", backend=backend) as file:
+        part = file.get_slice("b")
+        assert same(part[True], TENSORS["b"][1]) and same(part[False, 2], TENSORS["b"][0, 2])
+        assert part[[]].shape == (0, 3, 4)
+
+
+@pytest.mark.parametrize("index", [*WIDER, "[[],0]", "[2**70]", "[object()]", "[np.bool_(True)]"])
+def test_what_only_torch_takes_is_refused(path, backend, index):
+    with safe_open(path, "np", backend=backend) as file:
+        part = file.get_slice("b")
+        with pytest.raises(SafetensorError) as raised:
+            eval(f"part{index}", {"part": part, "np": np})
+    assert isinstance(raised.value, IndexError) and isinstance(raised.value, tp.TensoraError)
+
+
+@pytest.mark.parametrize("step", [0, -1])
+def test_steps_are_positive(path, backend, step):
+    with safe_open(path, "np", backend=backend) as file:
+        with pytest.raises(SafetensorError, match=f"step {step} ") as raised:
+            file.get_slice("b")[::step]
+        assert isinstance(raised.value, ValueError)
+        with pytest.raises(TypeError):
+            file.get_slice("b")["a":]
 
 
 def test_slices_out_of_bounds_are_index_errors(path, backend):
     with safe_open(path, "np", backend=backend) as file:
         part = file.get_slice("b")
         for index in (5, -3, (0, 3), (0, 0, 0, 0), (slice(None),) * 4, 0.5, "a"):
-            with pytest.raises(IndexError):
+            with pytest.raises(IndexError) as raised:
                 part[index]
-        with pytest.raises(IndexError):
-            file.get_slice("a")[0]
+            assert isinstance(raised.value, SafetensorError)
+        for index in (0, slice(None)):
+            with pytest.raises(SafetensorError, match="too many"):
+                file.get_slice("a")[index]
         assert file.get_slice("a")[...] == 3 and file.get_slice("a")[()].shape == ()
         assert file.get_slice("z")[:, 1:].shape == (0, 2)
 
@@ -212,9 +260,15 @@ def test_what_cannot_be_opened(tmp_path, path):
         {"framework": "xx"},
         {"framework": "np", "backend": "xx"},
         {"framework": "np", "device": "cuda"},
+        {"framework": "np", "device": 0},
     ):
         with pytest.raises(SafetensorError):
             safe_open(path, **arguments)
+    for framework in (None, 1):
+        with pytest.raises(TypeError, match="framework"):
+            safe_open(path, framework)
+    with safe_open(path, "np", device=None) as file:
+        assert same(file.get_tensor("b"), TENSORS["b"])
 
 
 def damaged(path: Path) -> dict[str, bytes]:

@@ -107,7 +107,7 @@ def test_the_table_of_dtypes() -> None:
         for dtype in quoted(dtypes):
             found[dtype] = (torch != "-", array != "-")
     for dtype, known in found.items():
-        in_numpy = dtype in _frameworks._NUMPY_DTYPES or dtype in _frameworks.ML_DTYPES
+        in_numpy = dtype in _frameworks.NUMPY_DTYPES or dtype in _frameworks.ML_DTYPES
         assert known == (dtype in _frameworks.TORCH_DTYPES, in_numpy), dtype
     assert _frameworks.TORCH_DTYPES.keys() <= found.keys()
     # None that the tests of frameworks do not go through.

@@ -51,7 +51,7 @@ _THROUGH_DLPACK = frozenset(
     ("BOOL", "U8", "I8", "I16", "F16", "BF16", "I32", "F32", "C64", "F64", "I64")
 )
 
-_NUMPY_DTYPES = {
+NUMPY_DTYPES = {
     "BOOL": "?",
     "U8": "u1",
     "I8": "i1",
@@ -219,7 +219,7 @@ def _words(error: Exception) -> str:
 
 def _numpy() -> Wrap:
     numpy = _module("numpy")
-    dtypes = {code: numpy.dtype(name) for code, name in _NUMPY_DTYPES.items()}
+    dtypes = {code: numpy.dtype(name) for code, name in NUMPY_DTYPES.items()}
 
     def known(tensor: Tensor) -> Any:
         name = ML_DTYPES.get(tensor.dtype)

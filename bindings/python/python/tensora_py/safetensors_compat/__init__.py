@@ -7,7 +7,9 @@
 
 What differs: a damaged file is told by its name, and more damages are found (names that are given
 twice, bytes behind the last tensor); files are the same for the same tensors, also with several
-entries of metadata; saving replaces a file only when the new one is on disk.
+entries of metadata; saving replaces a file only when the new one is on disk. Of slices, those
+that Python has and that end in an overflow there work: ``[-100:3]``, ``[5:2]``, ``[:]`` of an empty
+dimension.
 """
 
 from ._bytes import TensorSpec, deserialize, serialize, serialize_file

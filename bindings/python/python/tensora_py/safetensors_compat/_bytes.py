@@ -11,7 +11,7 @@ from .._frameworks import TORCH_DTYPES
 from .._save import saving
 from .._sources import Entry, at_address
 from ._errors import SafetensorError, as_safetensors
-from ._open import of_bytes
+from ._file import of_bytes
 
 ALIGNMENT = 8
 """Where tensors begin in a file, as `safetensors` writes it."""

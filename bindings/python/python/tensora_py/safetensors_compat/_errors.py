@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from .._errors import CheckpointNotFoundError, TensoraError
+from .._errors import CheckpointNotFoundError, InvalidArgumentError, TensoraError
 
 __all__ = ["SafetensorError", "as_safetensors"]
 
@@ -29,6 +29,12 @@ _made: dict[tuple[type[BaseException], ...], type[BaseException]] = {}
 
 def _both(*classes: type[BaseException]) -> type[BaseException]:
     """A class for handlers of ``SafetensorError``, and of each of the others."""
+    # ValueError is a base of some of ours, and shall not be there twice.
+    classes = tuple(
+        cls
+        for cls in classes
+        if not any(cls is not other and issubclass(other, cls) for other in classes)
+    )
     known = _made.get(classes)
     if known is None:
         name = classes[0].__name__
@@ -44,6 +50,11 @@ def converted(error: TensoraError, *also: type[BaseException]) -> BaseException:
     if isinstance(error, OSError):
         made.errno, made.filename = error.errno, error.filename
     return made  # type: ignore[no-any-return]
+
+
+def refusal(message: str, *also: type[BaseException]) -> BaseException:
+    """An error for an argument that makes no sense, also for handlers of what Python raises then."""
+    return converted(InvalidArgumentError(message), *also)
 
 
 @contextmanager

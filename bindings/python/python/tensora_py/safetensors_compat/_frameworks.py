@@ -19,35 +19,59 @@ _NAMES = {
     "jax": "jax",
     "tf": "tensorflow",
     "tensorflow": "tensorflow",
+    "mlx": "mlx",
+    "paddle": "paddle",
+}
+
+# What makes arrays of numpy theirs: a module, imported when it is needed, and a function of it.
+_MAKERS = {
+    "jax": ("jax.numpy", "asarray"),
+    "tensorflow": ("tensorflow", "convert_to_tensor"),
+    "mlx": ("mlx.core", "array"),
+    "paddle": ("paddle", "to_tensor"),
 }
 
 Move = Callable[[Any], Any]
 
 
+def is_torch(framework: str) -> bool:
+    """Whether this is a name of torch."""
+    return _NAMES.get(framework) == "torch"
+
+
+def copied(array: Any) -> Any:
+    """An array of its own."""
+    return array.clone() if hasattr(array, "clone") else array.copy()
+
+
 def wrapper(framework: str, device: Any) -> tuple[_frameworks.Wrap, Move | None]:
     """What makes arrays that can be indexed of tensors, and what brings them to where they belong,
     where this is somewhere else."""
+    if not isinstance(framework, str):
+        raise TypeError(f"framework is {framework!r}; give one of {', '.join(sorted(_NAMES))}")
     name = _NAMES.get(framework)
     if name is None:
         raise SafetensorError(
             f"framework {framework} is invalid; known are {', '.join(sorted(_NAMES))}"
         )
+    if device is None:
+        device = "cpu"
     if name == "torch":
         return _frameworks.wrapper("torch"), _torch_device(device)
-    if str(device) != "cpu":
+    placed = {"place": str(device)} if name == "paddle" else {}
+    if str(device) != "cpu" and not placed:
         raise SafetensorError(f"Device {device} is not supported for framework {name}")
     wrap = _frameworks.wrapper("numpy")
     if name == "numpy":
         return wrap, None
-    if name == "jax":
-        return wrap, importlib.import_module("jax.numpy").asarray
-    return wrap, importlib.import_module("tensorflow").convert_to_tensor
+    module, function = _MAKERS[name]
+    return wrap, lambda array: getattr(importlib.import_module(module), function)(array, **placed)
 
 
 def _torch_device(device: Any) -> Move | None:
     torch = importlib.import_module("torch")
     try:
-        target = torch.device("cuda", device) if type(device) is int else torch.device(device)
+        target = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
     except (RuntimeError, TypeError) as error:
         raise SafetensorError(f"device {device} is invalid: {error}") from None
     return None if target.type == "cpu" else lambda tensor: tensor.to(target)

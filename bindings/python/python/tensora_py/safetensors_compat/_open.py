@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import threading
 from typing import Any
 
 from .. import _native
 from .._checkpoint import TensorInfo, request
-from .._errors import CheckpointNotFoundError
-from .._slices import window
 from ._errors import SafetensorError, as_safetensors
-from ._frameworks import wrapper
+from ._file import File
+from ._frameworks import copied, is_torch, wrapper
+from ._index import checked
 
 BACKENDS = ("mmap", "pread")
 
@@ -44,7 +43,7 @@ class safe_open:
         *,
         backend: str = "mmap",
     ) -> None:
-        self._file: _native.Checkpoint | None = None
+        self._file: File | None = None
         if backend not in BACKENDS:
             raise SafetensorError(
                 f"backend {backend!r} is invalid; known are {', '.join(BACKENDS)}"
@@ -52,9 +51,11 @@ class safe_open:
         self._mapped = backend == "mmap"
         self._filename = os.fspath(filename)
         self._wrap, self._move = wrapper(framework, device)
+        # Of the arrays of torch slices are views, others are copied.
+        self._views = self._mapped and is_torch(framework)
         self._lock = threading.Lock()
         self._ready: dict[str, _native.Tensor] | None = None
-        self._file = _opened(self._filename)
+        self._file = File(self._filename)
 
     def __enter__(self) -> safe_open:
         return self
@@ -63,22 +64,22 @@ class safe_open:
         self._file = self._ready = None
 
     @property
-    def _open(self) -> _native.Checkpoint:
+    def _open(self) -> File:
         if self._file is None:
             raise SafetensorError(f"File is closed: {self._filename}")
         return self._file
 
     def keys(self) -> list[str]:
         """Names of all tensors, sorted."""
-        return sorted(self._open.keys())
+        return sorted(self._open.header.keys())
 
     def offset_keys(self) -> list[str]:
         """Names of all tensors in the order of the file."""
-        return list(self._open.keys())
+        return list(self._open.header.keys())
 
     def metadata(self) -> dict[str, str] | None:
         """The ``__metadata__`` of the header; ``None`` where there is none."""
-        return self._open.metadata or None
+        return self._open.metadata()
 
     def get_tensor(self, name: str) -> Any:
         """A tensor.
@@ -92,7 +93,7 @@ class safe_open:
     def get_tensors(self) -> dict[str, Any]:
         """All tensors by name."""
         with as_safetensors():
-            file = self._open
+            file = self._open.native
             asked, _ = request(file)
             if self._move is not None:
                 return self._moving(file.stream(asked))
@@ -102,15 +103,13 @@ class safe_open:
     def _take(self, name: str) -> _native.Tensor:
         file = self._open
         if not self._mapped:
-            return _read(file, name, mapped=False)
+            return file.read(name, mapped=False)
         with self._lock:
             if self._ready is None:
-                # To map all of them costs little more than to map one, and reads nothing.
-                asked, _ = request(file)
-                self._ready = {tensor.name: tensor for tensor in file.map(asked)}
+                self._ready = file.ready()
             tensor = self._ready.pop(name, None)
         # Whoever asks twice gets memory that nobody has written to.
-        return _read(file, name, mapped=True) if tensor is None else tensor
+        return file.read(name, mapped=True) if tensor is None else tensor
 
     def _moving(self, stream: _native.Stream) -> dict[str, Any]:
         """Tensors that go elsewhere as they arrive, and leave the memory here."""
@@ -130,7 +129,7 @@ class safe_open:
     def get_slice(self, name: str) -> PySafeSlice:
         """A tensor of which parts are taken by indexing."""
         with as_safetensors():
-            return PySafeSlice(self, TensorInfo(name, *self._open.info(name)))
+            return PySafeSlice(self, TensorInfo(name, *self._open.header.info(name)))
 
 
 class PySafeSlice:
@@ -154,59 +153,38 @@ class PySafeSlice:
             return self._owner._moved(self._part(index))
 
     def _part(self, index: Any) -> Any:
-        owner, name = self._owner, self._info.name
-        if owner._mapped:
-            # Of a mapping only the pages are read that are touched, whatever the index is.
-            if self._whole is None:
-                self._whole = owner._wrap(
-                    # The owner may be closed while this is still used.
-                    _read(self._file, name, mapped=True)
-                    if owner._file is None
-                    else owner._take(name)
-                )
-            return self._whole[index]
-        try:
+        owner, name, shape = self._owner, self._info.name, self._info.shape
+        if owner._views:
+            return self._all()[index]
+        packed = self._info.dtype == "F4" and shape
+        if packed:
             # What is packed in bytes has other indices in frameworks than in the file.
-            part = None if self._info.dtype == "F4" else window(self._info.shape, index)
-        except (TypeError, ValueError, IndexError):
-            # Lists, None and the like; or an error, which is the framework's to raise.
-            part = None
-        if part is None:
-            return owner._wrap(_read(self._file, name, mapped=False))[index]
-        read = _read(self._file, name, mapped=False, index=index)
-        return owner._wrap(read).reshape(part.shape)
+            shape = (*shape[:-1], shape[-1] // 2)
+        items = checked(shape, index)
+        if owner._mapped or packed:
+            # With the dots numpy gives an array where it would give a scalar.
+            return copied(self._all()[(*items, ...)])
+        read = self._file.read(name, mapped=False, index=items)
+        left = [
+            len(range(*item.indices(rows)))
+            for item, rows in zip(items, shape, strict=True)
+            if isinstance(item, slice)
+        ]
+        return owner._wrap(read).reshape(left)
 
-
-def _read(
-    file: _native.Checkpoint, name: str, *, mapped: bool, index: Any = None
-) -> _native.Tensor:
-    asked, _ = request(file, names=[name], slices=None if index is None else {name: index})
-    [tensor] = file.map(asked) if mapped else file.load(asked)
-    return tensor
-
-
-def _opened(filename: str) -> _native.Checkpoint:
-    if not os.path.exists(filename):
-        error = CheckpointNotFoundError(f"No such file or directory: {filename}")
-        error.kind, error.path = "NotFound", filename
-        error.errno, error.filename = errno.ENOENT, filename
-        raise error
-    if os.path.isdir(filename):
-        raise _NotAFile(errno.EISDIR, "this is a folder, and a file is needed", filename)
-    with as_safetensors():
-        # An absolute path, so that nothing can be taken for the id of a model.
-        return _native.Checkpoint.open(os.path.abspath(filename), "safetensors", None, None)
-
-
-class _NotAFile(SafetensorError, IsADirectoryError):
-    """A folder where a file is needed."""
-
-
-def of_bytes(data: bytes) -> list[_native.Tensor]:
-    """The tensors of a file that is in memory, each in memory of its own, in the file's order."""
-    with as_safetensors():
-        if not isinstance(data, bytes):
-            raise TypeError(f"data is a {type(data).__name__}; give bytes")
-        file = _native.Checkpoint.of_bytes(data)
-        asked, _ = request(file)
-        return list(file.load(asked))
+    def _all(self) -> Any:
+        """The whole tensor. Of a mapping only the pages are read that are touched, whatever is taken
+        of it."""
+        owner = self._owner
+        if not owner._mapped:
+            return owner._wrap(self._file.read(self._info.name, mapped=False))
+        if self._whole is None:
+            # The owner may be closed while this is still used.
+            closed = owner._file is None
+            read = (
+                self._file.read(self._info.name, mapped=True)
+                if closed
+                else owner._take(self._info.name)
+            )
+            self._whole = owner._wrap(read)
+        return self._whole

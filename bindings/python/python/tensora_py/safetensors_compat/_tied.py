@@ -16,18 +16,22 @@ class _Part(NamedTuple):
     whole: bool
 
 
-def removable(tensors: Mapping[str, Any], preferred: Iterable[str] = ()) -> dict[str, list[str]]:
+def removable(
+    tensors: Mapping[str, Any], preferred: Iterable[str] = (), discarded: Iterable[str] = ()
+) -> dict[str, list[str]]:
     """For each name that is kept, the sorted names of those that are in the same memory.
 
-    Kept is a tensor that is all of its storage: one of ``preferred`` where there is one, and of
-    these the first in the alphabet.
+    Kept is a tensor that is all of its storage: one of ``preferred`` where there is one, else one
+    that is not ``discarded`` where there is one, and of these the first in the alphabet.
 
     Raises:
         RuntimeError: none of them is all of its storage.
     """
-    wanted = set(preferred)
+    wanted, unwanted = set(preferred), set(discarded)
     kept: dict[str, list[str]] = {}
     for group in _groups(tensors):
+        if len(group) == 1:
+            continue
         names = sorted(part.name for part in group)
         whole = sorted(part.name for part in group if part.whole)
         if not whole:
@@ -36,13 +40,27 @@ def removable(tensors: Mapping[str, Any], preferred: Iterable[str] = ()) -> dict
                 "that there is none to keep for the others; save copies (.clone()), or add the "
                 "whole tensor to the model"
             )
-        keep = next((name for name in whole if name in wanted), whole[0])
+        # In the order of the alphabet among equals.
+        keep = min(whole, key=lambda name: (name not in wanted, name in unwanted))
         kept[keep] = [name for name in names if name != keep]
     return kept
 
 
+def together(tensors: Mapping[str, Any]) -> list[set[str]]:
+    """Names of tensors that overlap, and of each of the others by itself; those without memory are in
+    no set."""
+    return [{part.name for part in group} for group in _groups(tensors)]
+
+
+def is_whole(tensor: Any) -> bool:
+    """Whether a tensor is all of its storage."""
+    storage = tensor.untyped_storage()
+    size: int = tensor.numel() * tensor.element_size()
+    return bool(tensor.data_ptr() == storage.data_ptr() and size == storage.nbytes())
+
+
 def _groups(tensors: Mapping[str, Any]) -> list[list[_Part]]:
-    """Those that overlap, where there are several."""
+    """Those that overlap, and each of the others by itself."""
     storages: dict[tuple[Any, int], list[_Part]] = defaultdict(list)
     for name, tensor in tensors.items():
         if tensor.device.type == "meta" or not tensor.numel():
@@ -55,8 +73,7 @@ def _groups(tensors: Mapping[str, Any]) -> list[list[_Part]]:
         last = sum(
             (n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True)
         )
-        whole = start == storage.data_ptr() and tensor.numel() * size == storage.nbytes()
-        part = _Part(start, start + (last + 1) * size, name, whole)
+        part = _Part(start, start + (last + 1) * size, name, is_whole(tensor))
         storages[tensor.device, storage.data_ptr()].append(part)
     groups: list[list[_Part]] = []
     for parts in storages.values():
@@ -68,4 +85,4 @@ def _groups(tensors: Mapping[str, Any]) -> list[list[_Part]]:
             else:
                 groups.append([part])
             stop = max(stop, part.stop)
-    return [group for group in groups if len(group) > 1]
+    return groups

@@ -11,7 +11,8 @@ from .. import _frameworks
 from .._save import entries
 from ._bytes import to_bytes, to_file
 from ._errors import as_safetensors
-from ._open import of_bytes, safe_open
+from ._file import of_bytes
+from ._open import safe_open
 
 __all__ = ["load", "load_file", "save", "save_file"]
 
@@ -54,3 +55,14 @@ def load_file(filename: str | os.PathLike[str], *, backend: str = "mmap") -> dic
     """The arrays of a file, mapped or (with ``backend="pread"``) in memory of their own."""
     with safe_open(filename, framework="np", backend=backend) as file:
         return file.get_tensors()
+
+
+# Names without a place in the documentation there, which other packages import nevertheless.
+
+_TYPES: dict[str, Any] = {
+    code: np.dtype(name).type for code, name in _frameworks.NUMPY_DTYPES.items()
+}
+
+
+def _getdtype(dtype_str: str) -> Any:
+    return _TYPES[dtype_str]

@@ -12,8 +12,9 @@ from .._save import entries
 from .._sources import Entry
 from ._bytes import to_bytes, to_file
 from ._errors import as_safetensors
-from ._open import of_bytes, safe_open
-from ._tied import removable
+from ._file import of_bytes
+from ._open import safe_open
+from ._tied import is_whole, removable, together
 
 __all__ = ["load", "load_file", "load_model", "save", "save_file", "save_model"]
 
@@ -139,6 +140,42 @@ def load_model(
                 told.append(f"{what} key(s): " + ", ".join(f'"{name}"' for name in sorted(names)))
         raise RuntimeError("\n    ".join(told))
     return missing, unexpected
+
+
+# Names without a place in the documentation there, which other packages import nevertheless.
+
+_TYPES = {
+    code: getattr(torch, name)
+    for code, name in _frameworks.TORCH_DTYPES.items()
+    if hasattr(torch, name)
+}
+_SIZE = {dtype: dtype.itemsize for dtype in _TYPES.values()}
+
+_find_shared_tensors = together
+_is_complete = is_whole
+
+
+def _getdtype(dtype_str: str) -> torch.dtype:
+    return _TYPES[dtype_str]
+
+
+def storage_ptr(tensor: torch.Tensor) -> int:
+    """The address of a tensor's storage; 0 where it has no memory."""
+    return int(tensor.untyped_storage().data_ptr())
+
+
+def storage_size(tensor: torch.Tensor) -> int:
+    """The length of a tensor's storage in bytes."""
+    return int(tensor.untyped_storage().nbytes())
+
+
+def _remove_duplicate_names(
+    state_dict: dict[str, torch.Tensor],
+    *,
+    preferred_names: list[str] | None = None,
+    discard_names: list[str] | None = None,
+) -> dict[str, list[str]]:
+    return removable(state_dict, preferred_names or (), discard_names or ())
 
 
 def _entries(tensors: dict[str, torch.Tensor]) -> list[Entry]:

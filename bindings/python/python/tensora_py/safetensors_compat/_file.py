@@ -1,0 +1,149 @@
+"""The one file that was opened, whatever becomes of its name."""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import Any
+
+from .. import _native
+from .._checkpoint import request
+from .._errors import CheckpointNotFoundError
+from ._errors import SafetensorError, as_safetensors
+
+DESCRIPTORS = "/proc/self/fd"
+"""Where Linux has the open files of a process under their numbers."""
+
+SMALL = 16 << 10
+"""Tensors shorter than this, in bytes, the native module reads without a plan."""
+
+# Bytes of an element, where these are several.
+_WIDTHS = {
+    **dict.fromkeys(("I16", "U16", "F16", "BF16"), 2),
+    **dict.fromkeys(("I32", "U32", "F32"), 4),
+    **dict.fromkeys(("I64", "U64", "F64", "C64"), 8),
+}
+
+
+class File:
+    """A SafeTensors file.
+
+    The native module opens files by their names when it reads. Here a descriptor is kept, by which
+    the file is found when it was removed, or when another one has got its name.
+    """
+
+    def __init__(self, filename: str) -> None:
+        self._descriptor: int | None = None
+        # An absolute path: processes change their folder, and nothing shall be taken for a model's id.
+        self._path = os.path.abspath(filename)
+        descriptor = _descriptor(self._path)
+        try:
+            self.header = _opened(filename, self._path)
+        except BaseException:
+            if descriptor is not None:
+                os.close(descriptor)
+            raise
+        self._native = self.header
+        if descriptor is not None:
+            self._descriptor = descriptor
+            self._status = os.fstat(descriptor)
+
+    def __del__(self, close: Any = os.close) -> None:
+        if self._descriptor is not None:
+            close(self._descriptor)
+            self._descriptor = None
+
+    @property
+    def native(self) -> _native.Checkpoint:
+        """What reads this file now."""
+        if self._descriptor is not None and self._native is self.header and not self._has_name():
+            now = os.fstat(self._descriptor)
+            # What was written over is another file, too, and the native module says so.
+            if (now.st_size, now.st_mtime_ns) == (self._status.st_size, self._status.st_mtime_ns):
+                with as_safetensors():
+                    self._native = _native.Checkpoint.open(self._place(), "safetensors", None, None)
+        return self._native
+
+    def _has_name(self) -> bool:
+        try:
+            return os.path.samestat(os.stat(self._path), self._status)
+        except OSError:
+            return False
+
+    def _place(self) -> str:
+        return self._path if self._descriptor is None else f"{DESCRIPTORS}/{self._descriptor}"
+
+    def metadata(self) -> dict[str, str] | None:
+        """The ``__metadata__`` of the header; ``None`` where there is none."""
+        return self.header.metadata or ({} if self._has_metadata() else None)
+
+    def _has_metadata(self) -> bool:
+        with open(self._place(), "rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            # No tensor can have this name, and no other string these quotes.
+            return b'"__metadata__"' in file.read(length)
+
+    def read(self, name: str, *, mapped: bool, index: Any = None) -> _native.Tensor:
+        """A tensor, or a part of it, in memory that nobody else has."""
+        native = self.native
+        if index is None and (mapped or native.info(name)[2] < SMALL):
+            return native.tensor(name)
+        asked, _ = request(native, names=[name], slices=None if index is None else {name: index})
+        [tensor] = native.map(asked) if mapped else native.load(asked)
+        return tensor
+
+    def ready(self) -> dict[str, _native.Tensor]:
+        """All tensors that can be mapped, by name. To map all of them costs little more than to map
+        one, and reads nothing; others would be read, as their elements are not aligned."""
+        names, all_names = self._aligned(), self.header.keys()
+        asked, _ = request(self.header, names=None if len(names) == len(all_names) else names)
+        return {tensor.name: tensor for tensor in self.native.map(asked)}
+
+    def _aligned(self) -> list[str]:
+        header = self.header
+        # There is nothing between tensors, and nothing behind them.
+        offset = os.stat(self._place()).st_size - header.nbytes
+        names = []
+        for name in header.keys():
+            dtype, _, nbytes = header.info(name)
+            if offset % _WIDTHS.get(dtype, 1) == 0:
+                names.append(name)
+            offset += nbytes
+        return names
+
+
+def _descriptor(path: str) -> int | None:
+    """The file's, where such a one leads back to its file; elsewhere names have to do."""
+    if not os.path.isdir(DESCRIPTORS) or not os.path.isfile(path):
+        return None
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        # Either there are too many, or the native module has the same trouble and the better words.
+        return None
+
+
+def _opened(filename: str, path: str) -> _native.Checkpoint:
+    if not filename or not os.path.exists(path):
+        error = CheckpointNotFoundError(f"No such file or directory: {filename}")
+        error.kind, error.path = "NotFound", filename
+        error.errno, error.filename = errno.ENOENT, filename
+        raise error
+    if os.path.isdir(path):
+        raise _NotAFile(errno.EISDIR, "this is a folder, and a file is needed", filename)
+    with as_safetensors():
+        return _native.Checkpoint.open(path, "safetensors", None, None)
+
+
+class _NotAFile(SafetensorError, IsADirectoryError):
+    """A folder where a file is needed."""
+
+
+def of_bytes(data: bytes) -> list[_native.Tensor]:
+    """The tensors of a file that is in memory, each in memory of its own, in the file's order."""
+    with as_safetensors():
+        if not isinstance(data, bytes):
+            raise TypeError(f"data is a {type(data).__name__}; give bytes")
+        file = _native.Checkpoint.of_bytes(data)
+        asked, _ = request(file)
+        return list(file.load(asked))
