@@ -14,15 +14,8 @@ from ._errors import SafetensorError, as_safetensors
 DESCRIPTORS = "/proc/self/fd"
 """Where Linux has the open files of a process under their numbers."""
 
-SMALL = 16 << 10
-"""Tensors shorter than this, in bytes, the native module reads without a plan."""
-
-# Bytes of an element, where these are several.
-_WIDTHS = {
-    **dict.fromkeys(("I16", "U16", "F16", "BF16"), 2),
-    **dict.fromkeys(("I32", "U32", "F32"), 4),
-    **dict.fromkeys(("I64", "U64", "F64", "C64"), 8),
-}
+SHORT = 1 << 20
+"""Tensors up to this length, in bytes, are read by one thread: planning takes as long as that."""
 
 
 class File:
@@ -86,30 +79,13 @@ class File:
     def read(self, name: str, *, mapped: bool, index: Any = None) -> _native.Tensor:
         """A tensor, or a part of it, in memory that nobody else has."""
         native = self.native
-        if index is None and (mapped or native.info(name)[2] < SMALL):
+        if index is None and mapped:
             return native.tensor(name)
+        if index is None and native.info(name)[2] <= SHORT:
+            return native.read(name)
         asked, _ = request(native, names=[name], slices=None if index is None else {name: index})
         [tensor] = native.map(asked) if mapped else native.load(asked)
         return tensor
-
-    def ready(self) -> dict[str, _native.Tensor]:
-        """All tensors that can be mapped, by name. To map all of them costs little more than to map
-        one, and reads nothing; others would be read, as their elements are not aligned."""
-        names, all_names = self._aligned(), self.header.keys()
-        asked, _ = request(self.header, names=None if len(names) == len(all_names) else names)
-        return {tensor.name: tensor for tensor in self.native.map(asked)}
-
-    def _aligned(self) -> list[str]:
-        header = self.header
-        # There is nothing between tensors, and nothing behind them.
-        offset = os.stat(self._place()).st_size - header.nbytes
-        names = []
-        for name in header.keys():
-            dtype, _, nbytes = header.info(name)
-            if offset % _WIDTHS.get(dtype, 1) == 0:
-                names.append(name)
-            offset += nbytes
-        return names
 
 
 def _descriptor(path: str) -> int | None:

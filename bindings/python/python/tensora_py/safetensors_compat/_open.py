@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from typing import Any
 
 from .. import _native
@@ -53,15 +52,13 @@ class safe_open:
         self._wrap, self._move = wrapper(framework, device)
         # Of the arrays of torch slices are views, others are copied.
         self._views = self._mapped and is_torch(framework)
-        self._lock = threading.Lock()
-        self._ready: dict[str, _native.Tensor] | None = None
         self._file = File(self._filename)
 
     def __enter__(self) -> safe_open:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._file = self._ready = None
+        self._file = None
 
     @property
     def _open(self) -> File:
@@ -88,7 +85,7 @@ class safe_open:
             SafetensorError: there is none of this name, or the framework has no dtype for it.
         """
         with as_safetensors():
-            return self._moved(self._wrap(self._take(name)))
+            return self._moved(self._wrap(self._open.read(name, mapped=self._mapped)))
 
     def get_tensors(self) -> dict[str, Any]:
         """All tensors by name."""
@@ -99,17 +96,6 @@ class safe_open:
                 return self._moving(file.stream(asked))
             tensors = file.map(asked) if self._mapped else file.load(asked)
             return {tensor.name: self._wrap(tensor) for tensor in tensors}
-
-    def _take(self, name: str) -> _native.Tensor:
-        file = self._open
-        if not self._mapped:
-            return file.read(name, mapped=False)
-        with self._lock:
-            if self._ready is None:
-                self._ready = file.ready()
-            tensor = self._ready.pop(name, None)
-        # Whoever asks twice gets memory that nobody has written to.
-        return file.read(name, mapped=True) if tensor is None else tensor
 
     def _moving(self, stream: _native.Stream) -> dict[str, Any]:
         """Tensors that go elsewhere as they arrive, and leave the memory here."""
@@ -176,15 +162,9 @@ class PySafeSlice:
         """The whole tensor. Of a mapping only the pages are read that are touched, whatever is taken
         of it."""
         owner = self._owner
-        if not owner._mapped:
-            return owner._wrap(self._file.read(self._info.name, mapped=False))
-        if self._whole is None:
-            # The owner may be closed while this is still used.
-            closed = owner._file is None
-            read = (
-                self._file.read(self._info.name, mapped=True)
-                if closed
-                else owner._take(self._info.name)
-            )
-            self._whole = owner._wrap(read)
-        return self._whole
+        if self._whole is not None:
+            return self._whole
+        whole = owner._wrap(self._file.read(self._info.name, mapped=owner._mapped))
+        if owner._mapped:
+            self._whole = whole
+        return whole
