@@ -192,3 +192,19 @@ def run(code: str, *arguments: object, **environment: str) -> str:
     out, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
     return out
+
+
+NO_SAFETENSORS = """
+import sys
+import importlib.util
+
+class Nothing:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "safetensors":
+            raise ModuleNotFoundError(name)
+
+sys.meta_path.insert(0, Nothing())
+real = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *a: None if name == "safetensors" else real(name, *a)
+"""
+"""The beginning of a program for which safetensors is not installed."""

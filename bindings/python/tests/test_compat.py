@@ -16,6 +16,7 @@ import pytest
 import safetensors
 import safetensors.numpy as theirs_np
 import tensora_py as tp
+from helpers import NO_SAFETENSORS
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -401,16 +402,7 @@ def test_install_and_undo():
 
 
 def test_standing_in_where_safetensors_is_not_installed(path):
-    code = f"""
-import sys
-class Nothing:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] == "safetensors":
-            raise ModuleNotFoundError(name)
-sys.meta_path.insert(0, Nothing())
-import importlib.util
-real = importlib.util.find_spec
-importlib.util.find_spec = lambda name, *a: None if name == "safetensors" else real(name, *a)
+    code = f"""{NO_SAFETENSORS}
 from tensora_py.safetensors_compat import install
 assert "numpy" not in sys.modules and "torch" not in sys.modules
 undo = install()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from helpers import run
+from helpers import NO_SAFETENSORS, run
 from safetensors.numpy import save_file
 
 FAKES = """
@@ -80,18 +80,7 @@ def test_modules_of_other_frameworks(tmp_path, name, when):
     run(FAKES + PROGRAM, tmp_path / "a", name, when)
 
 
-STAND_IN = """
-import sys
-import importlib.util
-
-class Nothing:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] == "safetensors":
-            raise ModuleNotFoundError(name)
-
-sys.meta_path.insert(0, Nothing())
-real = importlib.util.find_spec
-importlib.util.find_spec = lambda name, *a: None if name == "safetensors" else real(name, *a)
+STAND_IN = f"""{NO_SAFETENSORS}
 from tensora_py.safetensors_compat import install
 undo = install()
 """
