@@ -9,6 +9,11 @@ from pathlib import Path
 import pytest
 import tensora_py
 from helpers import BACKENDS, BITS, LAYOUTS, SERVERLESS, Stored, stored, write_layout, write_shards
+from hypothesis import settings
+
+# A gate gives the same answer to the same code; HYPOTHESIS_PROFILE=default looks for what is new.
+settings.register_profile("gate", derandomize=True)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "gate"))
 
 TORCH = os.environ.get("TENSORA_TEST_TORCH") == "1"
 
