@@ -35,11 +35,11 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::tensor::Shape;
 
 pub use convert::{
-    Conversion, ConvertOptions, ConvertReport, DEFAULT_SHARD_BYTES, METADATA_FILE,
-    MetadataConflict, convert, is_companion,
+    Conversion, ConvertOptions, ConvertReport, DEFAULT_SHARD_BYTES, MetadataConflict, convert,
 };
 pub use folder::{Abandoned, OutputFolder, PendingFile};
 pub(crate) use in_parallel::in_parallel;
+pub use names::{METADATA_FILE, is_companion};
 use runs::even_runs;
 pub use safetensors_writer::{SafetensorsOptions, Sharding, plan as plan_safetensors};
 pub use save::{Put, SaveOptions, save, save_with, serialize, serialize_with};

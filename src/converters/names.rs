@@ -5,8 +5,23 @@ use std::ffi::OsStr;
 use std::io;
 use std::path::Path;
 
-use super::convert::{METADATA_FILE, is_companion};
 use crate::formats::serverlessllm::{INDEX_FILE, is_partition_file};
+
+/// Keeps what a checkpoint says beside its tensors, where the target has no place for it: an object
+/// of strings, the `__metadata__`; and, as JSON under a key of ours, what an index has more.
+pub const METADATA_FILE: &str = "safetensors_metadata.json";
+
+/// What the names of configuration and tokenizer files end with.
+const ENDINGS: [&str; 8] = [
+    ".json",
+    ".txt",
+    ".model",
+    ".jinja",
+    ".tiktoken",
+    ".vocab",
+    ".bpe",
+    ".py",
+];
 
 /// Whether a name is one that a conversion gives to a data file, an index or kept metadata.
 pub(super) fn is_output(name: &str) -> bool {
@@ -34,6 +49,14 @@ pub(super) fn is_written_here(name: &str) -> bool {
     is_output(name) || is_weights || is_index || is_companion(name)
 }
 
+/// Whether a file name is that of a configuration or tokenizer file, and not of weights or of an
+/// index of them.
+pub fn is_companion(name: &str) -> bool {
+    let ours = name.ends_with(".index.json") || name == INDEX_FILE || name == METADATA_FILE;
+    let plain = !name.starts_with('.') && !name.contains('/');
+    plain && !ours && ENDINGS.iter().any(|ending| name.ends_with(ending))
+}
+
 /// Of `.NAME.tmp-PID-N`, the form of temporary names, the name and the process.
 pub(super) fn temporary(name: &OsStr) -> Option<(&str, u32)> {
     let (name, numbers) = name.to_str()?.strip_prefix('.')?.rsplit_once(".tmp-")?;
@@ -58,6 +81,32 @@ pub(super) fn read_file(path: &Path) -> io::Result<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn configuration_is_copied_and_weights_and_indexes_are_not() {
+        for name in [
+            "config.json",
+            "tokenizer.model",
+            "merges.txt",
+            "chat_template.jinja",
+        ] {
+            assert!(is_companion(name), "{name}");
+        }
+        for name in [
+            "model.safetensors",
+            "model.safetensors.index.json",
+            "pytorch_model.bin.index.json",
+            "tensor_index.json",
+            "safetensors_metadata.json",
+            "tensor.data_0",
+            "pytorch_model.bin",
+            ".gitattributes",
+            ".x.json",
+            "onnx/config.json",
+        ] {
+            assert!(!is_companion(name), "{name}");
+        }
+    }
 
     #[test]
     fn only_names_that_conversions_give_are_removed() {

@@ -6,54 +6,15 @@ use crate::checkpoint::Checkpoint;
 use crate::error::Result;
 use crate::integrity::digest::{Entries, Entry};
 use crate::integrity::lanes;
-use crate::load::{CancelToken, Digests, Loader};
+use crate::integrity::options::HashOptions;
+use crate::load::Digests;
 use crate::plan::Selection;
-use crate::settings::{Order, Settings};
+use crate::settings::Order;
 use crate::tensor::Extent;
-use crate::trace::Trace;
-
-/// Bytes in memory where nothing else is said.
-const DEFAULT_BUDGET: u64 = 512 << 20;
 
 /// A tensor that is larger than one of so many parts of the budget is hashed in pieces: of smaller
 /// ones several are in memory, for as many cores.
 const WHOLE_PART: u64 = 4;
-
-/// How to hash.
-#[derive(Debug, Clone, Default)]
-pub struct HashOptions {
-    /// How to read. The budget is that of all bytes in memory, those that are being hashed
-    /// included, and 512 MiB where it is `None`. Order and alignment are of no account.
-    pub settings: Settings,
-    /// Ends it from another thread.
-    pub cancel: CancelToken,
-    /// Records the loads that it takes: one of whole tensors, one of pieces.
-    pub trace: Option<Trace>,
-}
-
-impl HashOptions {
-    pub(super) fn budget(&self) -> u64 {
-        self.settings.budget.unwrap_or(DEFAULT_BUDGET)
-    }
-
-    /// A loader of `checkpoint` with these options and another budget.
-    pub(super) fn loader(&self, checkpoint: &Checkpoint, budget: u64, order: Order) -> Loader {
-        let settings = Settings {
-            budget: Some(budget),
-            order,
-            align: None,
-            ..self.settings.clone()
-        };
-        let loader = checkpoint
-            .loader()
-            .settings(settings)
-            .cancel_with(self.cancel.clone());
-        match &self.trace {
-            Some(trace) => loader.trace(trace),
-            None => loader,
-        }
-    }
-}
 
 /// The SHA-256 of every tensor, on every core, while others are being read. `progress` is told bytes
 /// as they are hashed, also within a tensor.

@@ -12,7 +12,7 @@ use crate::checkpoint::Checkpoint;
 use crate::checkpoint::pieces::{Cut, cuts_of, piece_number, rename_piece};
 use crate::error::{Error, ErrorKind, Result};
 use crate::integrity::digest::Sha256;
-use crate::integrity::hash::HashOptions;
+use crate::integrity::options::HashOptions;
 use crate::settings::Order;
 use crate::tensor::Tensor;
 

@@ -32,6 +32,7 @@ mod digest;
 mod hash;
 mod lanes;
 mod manifest;
+mod options;
 mod verify;
 
 #[cfg(test)]
@@ -39,6 +40,7 @@ mod tests;
 
 pub use compare::{CompareOptions, Comparison, Difference, What, compare};
 pub use digest::{BadSha256, Entries, Entry, Sha256};
-pub use hash::{HashOptions, hash};
+pub use hash::hash;
 pub use manifest::Manifest;
+pub use options::HashOptions;
 pub use verify::{Problem, VerifyOptions, VerifyReport, verify, verify_checkpoint};

@@ -9,8 +9,9 @@ use crate::checkpoint::Checkpoint;
 use crate::error::{Error, ErrorKind, Result};
 use crate::formats::Layout;
 use crate::integrity::digest::Entries;
-use crate::integrity::hash::{HashOptions, hash};
+use crate::integrity::hash::hash;
 use crate::integrity::manifest::Manifest;
+use crate::integrity::options::HashOptions;
 use crate::text;
 
 /// What to look at, and how.

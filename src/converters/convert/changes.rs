@@ -10,12 +10,11 @@ use std::fs::FileType;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::companions::is_companion;
 use super::journal;
 use super::parts::name_of_part;
 use crate::checkpoint::Parts;
 use crate::converters::OutputPlan;
-use crate::converters::names::{is_output, is_written_here, read_file};
+use crate::converters::names::{is_companion, is_output, is_written_here, read_file};
 use crate::error::{Error, ErrorKind, Result};
 use crate::formats::index::{MAX_INDEX_BYTES, ShardIndex};
 use crate::formats::serverlessllm::INDEX_FILE;

@@ -4,22 +4,9 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::metadata::METADATA_FILE;
+use crate::converters::names::is_companion;
 use crate::error::{Error, Result};
-use crate::formats::serverlessllm::INDEX_FILE;
 use crate::storage::local::open_error;
-
-/// What their names end with.
-const ENDINGS: [&str; 8] = [
-    ".json",
-    ".txt",
-    ".model",
-    ".jinja",
-    ".tiktoken",
-    ".vocab",
-    ".bpe",
-    ".py",
-];
 
 /// A file to copy, and its length in bytes when it was found.
 #[derive(Debug, Clone)]
@@ -66,44 +53,5 @@ impl Companions {
         found.files.sort_by(|a, b| a.name.cmp(&b.name));
         found.skipped.sort_unstable();
         Ok(found)
-    }
-}
-
-/// Whether a file name is that of a configuration or tokenizer file, and not of weights or of an
-/// index of them.
-pub fn is_companion(name: &str) -> bool {
-    let ours = name.ends_with(".index.json") || name == INDEX_FILE || name == METADATA_FILE;
-    let plain = !name.starts_with('.') && !name.contains('/');
-    plain && !ours && ENDINGS.iter().any(|ending| name.ends_with(ending))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn configuration_is_copied_and_weights_and_indexes_are_not() {
-        for name in [
-            "config.json",
-            "tokenizer.model",
-            "merges.txt",
-            "chat_template.jinja",
-        ] {
-            assert!(is_companion(name), "{name}");
-        }
-        for name in [
-            "model.safetensors",
-            "model.safetensors.index.json",
-            "pytorch_model.bin.index.json",
-            "tensor_index.json",
-            "safetensors_metadata.json",
-            "tensor.data_0",
-            "pytorch_model.bin",
-            ".gitattributes",
-            ".x.json",
-            "onnx/config.json",
-        ] {
-            assert!(!is_companion(name), "{name}");
-        }
     }
 }

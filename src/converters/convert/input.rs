@@ -4,10 +4,10 @@ use std::path::{Path, PathBuf};
 
 use super::companions::Companion;
 use super::journal::Fingerprint;
-use super::metadata::METADATA_FILE;
 use super::target::Target;
 use crate::checkpoint::Checkpoint;
 use crate::converters::links::{folder_of, way_from};
+use crate::converters::names::METADATA_FILE;
 use crate::error::{Error, ErrorKind, Result};
 use crate::formats::Layout;
 use crate::formats::serverlessllm::INDEX_FILE;

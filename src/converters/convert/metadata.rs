@@ -8,16 +8,12 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::checkpoint::Checkpoint;
-use crate::converters::names::read_file;
+use crate::converters::names::{METADATA_FILE, read_file};
 use crate::converters::{OutputPlan, SafetensorsOptions};
 use crate::error::{Error, ErrorKind, Result};
 use crate::formats::Layout;
 use crate::formats::index::MAX_INDEX_BYTES;
 use crate::storage::local::open_error;
-
-/// Keeps what a checkpoint says beside its tensors, where the target has no place for it: an object
-/// of strings, the `__metadata__`; and, as JSON under a key of ours, what an index has more.
-pub const METADATA_FILE: &str = "safetensors_metadata.json";
 
 /// In that file, the `metadata` of the index, without the size, as a text of JSON. Numbers in it go
 /// through 64 bits: integers beyond those become the nearest floating-point number.

@@ -32,7 +32,7 @@ use std::path::{Path, PathBuf};
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::pieces::{Cut, cuts_of};
 use crate::converters::folder::OutputFolder;
-use crate::converters::names::read_file;
+use crate::converters::names::{METADATA_FILE, read_file};
 use crate::error::Result;
 use crate::formats::{INCOMPLETE_FILE, JOURNAL_FILE};
 use crate::load::{CancelToken, Digests};
@@ -43,8 +43,7 @@ use input::Input;
 use journal::Fingerprint;
 use target::Target;
 
-pub use companions::is_companion;
-pub use metadata::{METADATA_FILE, MetadataConflict};
+pub use metadata::MetadataConflict;
 pub use options::{ConvertOptions, ConvertReport};
 pub use target::DEFAULT_SHARD_BYTES;
 

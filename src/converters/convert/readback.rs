@@ -8,10 +8,10 @@ use std::sync::Arc;
 
 use super::copy::{PieceDigests, all_digests};
 use super::journal::{self, Found};
-use super::metadata::METADATA_FILE;
 use super::parts::part_path;
 use super::{Conversion, Piece};
 use crate::checkpoint::pieces::piece_number;
+use crate::converters::names::METADATA_FILE;
 use crate::error::{Error, ErrorKind, Result};
 use crate::formats::JOURNAL_FILE;
 use crate::storage::Source;
