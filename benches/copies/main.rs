@@ -14,7 +14,7 @@ mod options;
 mod peak;
 mod plain;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 
 use tempfile::TempDir;
