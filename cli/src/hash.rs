@@ -6,16 +6,17 @@ use std::path::PathBuf;
 use anyhow::Result;
 use clap::Args;
 use serde::Serialize;
+use tensora::converters::SingleFile;
 use tensora::integrity::{Entry, HashOptions, Manifest};
 use tensora::text::plain;
 use tensora::{Settings, integrity};
 
 use crate::args::{Backend, Tuning};
 use crate::model::Named;
+use crate::output;
 use crate::progress::Progress;
 use crate::size;
 use crate::trace_file::TraceTo;
-use crate::{out_file, output};
 
 /// Load a checkpoint and print a SHA-256 digest for each tensor, sorted by name.
 #[derive(Debug, Args)]
@@ -51,11 +52,12 @@ struct Line<'a> {
 pub fn run(args: &Hash, out: &mut dyn Write) -> Result<()> {
     let trace = args.trace.open()?;
     let manifest = args.manifest.as_ref();
-    let manifest = manifest.map(|path| out_file::open(path, "manifest", Manifest::is_begun_by));
+    let manifest =
+        manifest.map(|path| SingleFile::for_report(path, "manifest", Manifest::is_begun_by));
     let manifest = manifest.transpose()?;
     let (_, checkpoint) = args.named.open()?;
     if let Some(file) = &manifest {
-        out_file::refuse_part_of(file, &checkpoint)?;
+        file.refuse_part_of(&checkpoint)?;
     }
     if let Some(file) = &trace {
         file.refuse_part_of(&checkpoint)?;

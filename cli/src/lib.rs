@@ -16,7 +16,6 @@ mod folders;
 mod hub;
 mod measure;
 mod model;
-mod out_file;
 mod output;
 mod program;
 mod progress;

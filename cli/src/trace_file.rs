@@ -7,8 +7,6 @@ use clap::Args;
 use tensora::converters::SingleFile;
 use tensora::{Checkpoint, Result, Trace};
 
-use crate::out_file;
-
 /// Where a trace goes.
 #[derive(Debug, Clone, Default, Args)]
 pub struct TraceTo {
@@ -29,7 +27,7 @@ impl TraceTo {
         };
         Ok(Some(TraceFile {
             trace: Trace::new(),
-            file: out_file::open(path, "trace", Trace::is_begun_by)?,
+            file: SingleFile::for_report(path, "trace", Trace::is_begun_by)?,
         }))
     }
 }
@@ -49,7 +47,7 @@ impl TraceFile {
 
     /// Refuses a file of the checkpoint that is about to be read.
     pub fn refuse_part_of(&self, checkpoint: &Checkpoint) -> Result<()> {
-        out_file::refuse_part_of(&self.file, checkpoint)
+        self.file.refuse_part_of(checkpoint)
     }
 
     /// Writes what was recorded; a file takes its name when it is complete.

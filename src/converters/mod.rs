@@ -21,6 +21,7 @@ mod links;
 mod names;
 mod open_files;
 mod rename;
+mod report;
 mod runs;
 mod safetensors_writer;
 mod save;

@@ -68,7 +68,7 @@ impl Default for SafetensorsOptions {
 ///
 /// # Errors
 /// [`ErrorKind::InvalidArgument`] for names that are given twice or reserved, sizes that overflow,
-/// zero files, an alignment that is none, or a stem that is no file name; [`ErrorKind::Unsupported`] when a header would pass
+/// zero files, an alignment that is none, or a stem that is no file name, and a header that would pass
 /// the format's limit of 100,000,000 bytes.
 pub fn plan(tensors: Vec<OutputTensor>, options: &SafetensorsOptions) -> Result<OutputPlan> {
     let stem = &options.stem;
@@ -230,14 +230,14 @@ fn header(
     let end = (8 + text.len()).next_multiple_of(options.alignment);
     if end - 8 > limit {
         return Err(Error::new(
-            ErrorKind::Unsupported,
+            ErrorKind::InvalidArgument,
             format!(
                 "the header of {} tensors takes {} bytes, and the format allows {limit}",
                 members.len(),
                 end - 8
             ),
         )
-        .help("spread the tensors over more files"));
+        .help("spread the tensors over more files, or leave out some of the metadata"));
     }
     let mut head = Vec::with_capacity(end);
     head.extend_from_slice(&((end - 8) as u64).to_le_bytes());
@@ -392,7 +392,7 @@ mod tests {
         // Padding counts: the header ends where the data begin.
         assert_eq!(header(8184).unwrap().len(), 8192);
         let error = header(8183).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument);
         assert!(error.to_string().contains("8184 bytes"), "{error}");
     }
 }

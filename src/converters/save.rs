@@ -91,7 +91,9 @@ pub fn save_with(
         writer.write_all(|index, sink| produce(index, &mut |bytes| sink.write(bytes)))?;
         return writer.finish();
     }
-    let plan = options.plan(tensors, Sharding::Single)?;
+    let plan = options
+        .plan(tensors, Sharding::Single)
+        .map_err(|error| error.at(path))?;
     // The standard output is a matter of programs; here it is a name like any other.
     let place = SingleFile::at(match path == Path::new("-") {
         true => Path::new("./-"),

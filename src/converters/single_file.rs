@@ -6,10 +6,16 @@
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
+#[cfg(unix)]
+use std::time::{Duration, Instant};
 
 use super::folder::{create_temporary, sync_folder};
 use super::links::{MAX_LINKS, folder_of, way_from};
 use crate::error::{Error, ErrorKind, Result};
+
+/// How long a pipe may be without a reader.
+#[cfg(unix)]
+const PATIENCE: Duration = Duration::from_secs(3);
 
 /// A place that was tried, so that a bad path is told before the work and not after it.
 ///
@@ -43,8 +49,7 @@ impl SingleFile {
         let place = if path == Path::new("-") {
             Place::Stdout
         } else if is_written_through(&path)? {
-            let file = OpenOptions::new().append(true).open(&path);
-            Place::Stream(file.map_err(|error| Error::io("open", &path, error))?)
+            Place::Stream(stream(&path)?)
         } else {
             let target = followed(&path)?;
             // Not kept: a signal may end the program before there is anything to write.
@@ -125,6 +130,56 @@ fn is_written_through(path: &Path) -> Result<bool> {
         }
         Err(_) => Ok(false),
     }
+}
+
+/// Opens a pipe or a device for writing.
+fn stream(path: &Path) -> Result<File> {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::FileTypeExt as _;
+        if path
+            .metadata()
+            .is_ok_and(|found| found.file_type().is_fifo())
+        {
+            return pipe(path);
+        }
+    }
+    let file = OpenOptions::new().append(true).open(path);
+    file.map_err(|error| Error::io("open", path, error))
+}
+
+/// Opens a named pipe, whose reader has a while to come: the system would wait for it without end,
+/// and with no way out.
+#[cfg(unix)]
+fn pipe(path: &Path) -> Result<File> {
+    use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+    use std::os::unix::fs::OpenOptionsExt as _;
+    let failed = |error| Error::io("open", path, error);
+    let begin = Instant::now();
+    let mut options = OpenOptions::new();
+    options
+        .append(true)
+        .custom_flags(OFlags::NONBLOCK.bits().cast_signed());
+    let file = loop {
+        match options.open(path) {
+            Ok(file) => break file,
+            Err(error) if error.raw_os_error() != Some(rustix::io::Errno::NXIO.raw_os_error()) => {
+                return Err(failed(error));
+            }
+            Err(_) if begin.elapsed() > PATIENCE => {
+                let what = format!("nobody has read from this pipe in {PATIENCE:?}");
+                return Err(Error::new(ErrorKind::Io, what)
+                    .at(path)
+                    .help("start its reader first"));
+            }
+            Err(_) => std::thread::sleep(PATIENCE / 100),
+        }
+    };
+    // Writes do wait for the reader.
+    fcntl_getfl(&file)
+        .and_then(|flags| fcntl_setfl(&file, flags - OFlags::NONBLOCK))
+        .map_err(|error| failed(error.into()))?;
+    Ok(file)
 }
 
 /// Where links lead to, also where nothing is there yet.
@@ -212,6 +267,25 @@ mod tests {
     }
 
     #[cfg(unix)]
+    #[cfg(unix)]
+    #[test]
+    fn a_pipe_waits_for_its_reader_and_not_without_end() {
+        let scratch = tempfile::tempdir().unwrap();
+        let path = scratch.path().join("pipe");
+        let made = std::process::Command::new("mkfifo").arg(&path).status();
+        assert!(made.unwrap().success());
+        let error = write_file(&path, b"for nobody").unwrap_err();
+        assert!(error.to_string().contains("nobody has read"), "{error}");
+        let reader = std::thread::spawn({
+            let path = path.clone();
+            move || std::fs::read(path).unwrap()
+        });
+        // More than a pipe holds.
+        let bytes = vec![7; 1 << 20];
+        write_file(&path, &bytes).unwrap();
+        assert!(reader.join().unwrap() == bytes);
+    }
+
     #[test]
     fn a_name_may_be_as_long_as_the_file_system_allows() {
         let scratch = tempfile::tempdir().unwrap();

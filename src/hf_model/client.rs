@@ -235,7 +235,20 @@ impl Client {
         match name.to_str() {
             Some(id) if !cache::looks_like_a_path(id) => {
                 let pull = adjust(Pull::new(id).revision(revision));
-                Ok(self.pull(&pull)?.path)
+                let pulled = self.pull(&pull).map_err(|error| match error.kind() {
+                    ErrorKind::Network
+                    | ErrorKind::NotFound
+                    | ErrorKind::NotCached
+                    | ErrorKind::Denied => {
+                        let mut help = "no file or folder has this name here, so it was taken for the id of a model".to_owned();
+                        if let Some(remedy) = error.remedy() {
+                            help = format!("{remedy}; {help}");
+                        }
+                        error.help(help)
+                    }
+                    _ => error,
+                });
+                Ok(pulled?.path)
             }
             // The same words as without a client.
             _ => self.cache.resolve(name, revision),

@@ -25,7 +25,7 @@ const WHOLE_PART: u64 = 4;
 /// 64 KiB at least, whatever the budget.
 ///
 /// # Errors
-/// What [`Loader::stream`] reports; [`Cancelled`](crate::ErrorKind::Cancelled).
+/// What [`Loader::stream`](crate::Loader::stream) reports; [`Cancelled`](crate::ErrorKind::Cancelled).
 pub fn hash(
     checkpoint: &Checkpoint,
     options: &HashOptions,

@@ -139,12 +139,13 @@ impl Delivery {
         self.notify_taker(state);
     }
 
-    /// The first failure wins; readers see the end.
+    /// The first failure wins; readers see the end. What was read to its end cannot fail any more.
     pub(crate) fn fail(&self, error: Error) {
         let mut state = self.lock();
-        if state.failure.is_none() && !state.finished {
-            state.failure = Some(error);
+        if state.finished {
+            return;
         }
+        state.failure.get_or_insert(error);
         state.cancelled = true;
         self.notify_readers(&mut state);
         self.notify_taker(state);

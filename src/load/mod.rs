@@ -28,7 +28,7 @@ use crate::checkpoint::Checkpoint;
 use crate::error::{Error, ErrorKind, Result};
 use crate::facts::{Facts, MemoryFacts};
 use crate::plan::{PlanOptions, PlanSource, ReadPlan, Selection, Span};
-use crate::schedule::Schedule;
+use crate::schedule::{Origin, RegionSpec, Schedule};
 use crate::settings::{AccessMode, Order, Settings};
 use crate::storage::BackendKind;
 use crate::tensor::{Tensor, TensorMeta};
@@ -190,6 +190,7 @@ impl Loader {
         let named = self.named();
         let tensors = named.as_deref().unwrap_or(self.checkpoint.tensors());
         ReadPlan::from_parts(tensors, sources, &self.selection, &self.options)
+            .map_err(|error| self.at_checkpoint(error))
     }
 
     /// The selected tensors where the selection is a few names, so that taking one by one out of
@@ -299,6 +300,49 @@ impl Loader {
         self
     }
 
+    /// An error about the checkpoint as a whole has its path.
+    fn at_checkpoint(&self, error: Error) -> Error {
+        let path = self.checkpoint.path();
+        match error.path().is_none() && !path.as_os_str().is_empty() {
+            true => error.at(path),
+            false => error,
+        }
+    }
+
+    /// Everything at once, or under a budget the largest part. Mappings count where they are brought
+    /// in: pages that are read and dropped again before the end are in nobody's hand.
+    fn check_memory(
+        &self,
+        plan: &ReadPlan,
+        schedule: &Schedule,
+        memory: &MemoryFacts,
+    ) -> Result<()> {
+        let counted = |region: &&RegionSpec| match region.origin {
+            Origin::Arena => true,
+            Origin::File { .. } => !self.maps_only,
+            Origin::Lent { .. } => false,
+        };
+        let regions = || schedule.regions().iter().filter(counted);
+        if self.settings.budget.is_none() {
+            let all = regions().map(|region| region.charge).sum();
+            return check_memory(all, memory).map_err(|error| {
+                error.help(
+                    "stream with a budget, select fewer tensors or slices, or map them lazily",
+                )
+            });
+        }
+        let Some(largest) = regions().max_by_key(|region| region.charge) else {
+            return Ok(());
+        };
+        check_memory(largest.charge, memory).map_err(|error| {
+            let error = error.help("leave it out, select slices of it, or map it lazily");
+            match largest.tenants.as_slice() {
+                [tenants] => error.tensor(&*plan.tensors[tenants[0] as usize].name),
+                _ => error,
+            }
+        })
+    }
+
     /// Plan, schedule and everything else that comes before the first read; `lent` as for
     /// [`Schedule::lower_for`].
     fn prepare(&self, lent: Option<&[u64]>) -> Result<(Arc<ReadPlan>, Schedule)> {
@@ -311,16 +355,8 @@ impl Loader {
             self.checkpoint.engine().profile(),
             lent,
         )?;
-        if self.settings.budget.is_none() {
-            check_memory(schedule.memory_bytes(), &facts.memory)?;
-        } else if let Some(region) = schedule.largest_region() {
-            check_memory(region.charge, &facts.memory).map_err(|error| {
-                match region.tenants.as_slice() {
-                    [tenants] => error.tensor(&*plan.tensors[tenants[0] as usize].name),
-                    _ => error,
-                }
-            })?;
-        }
+        self.check_memory(&plan, &schedule, &facts.memory)
+            .map_err(|error| self.at_checkpoint(error))?;
         let decision = schedule.decision();
         tracing::debug!(backend = %decision.backend, reason = %decision.reason, "load scheduled");
         Ok((plan, schedule))
@@ -334,8 +370,7 @@ fn check_memory(needed: u64, memory: &MemoryFacts) -> Result<()> {
     };
     let what =
         format!("this takes {needed} bytes of memory at once, and there are {ceiling} in all");
-    Err(Error::new(ErrorKind::OutOfMemory, what)
-        .help("stream with a budget, select fewer tensors or slices, or use the mmap backend"))
+    Err(Error::new(ErrorKind::OutOfMemory, what))
 }
 
 #[cfg(test)]

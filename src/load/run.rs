@@ -93,12 +93,15 @@ impl Running {
             self.job.counters.leaked.load(Ordering::Relaxed),
             "a backend returned with reads in flight"
         );
-        if !self.delivery.is_cancelled()
-            && let Err(error) = self
-                .used
-                .iter()
-                .try_for_each(|source| source.check_unchanged())
-        {
+        if !self.delivery.is_cancelled() {
+            self.look_for_changes();
+        }
+    }
+
+    /// Ends the load where a source is not what it was.
+    pub(super) fn look_for_changes(&self) {
+        let mut used = self.used.iter();
+        if let Err(error) = used.try_for_each(|source| source.check_unchanged()) {
             self.delivery.fail(error);
         }
     }

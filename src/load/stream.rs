@@ -4,7 +4,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_core::Stream;
 
@@ -14,6 +14,10 @@ use crate::load::delivery::{Delivery, Parcel};
 use crate::load::report::LoadReport;
 use crate::load::run::{Running, spawn};
 use crate::tensor::Tensor;
+
+/// How often a taker has the files looked at while they are being read. A load is checked at its end;
+/// whoever uses tensors before that should not use many of a file that somebody writes to.
+const GLANCE: Duration = Duration::from_millis(50);
 
 /// An iterator, and a [`Stream`] for async callers, of tensors while they are being read.
 ///
@@ -26,6 +30,7 @@ pub struct TensorStream {
     delivery: Arc<Delivery>,
     reader: Option<JoinHandle<()>>,
     left: usize,
+    looked: Instant,
 }
 
 impl TensorStream {
@@ -41,6 +46,7 @@ impl TensorStream {
             left: running.tensors(),
             running,
             reader: Some(reader),
+            looked: Instant::now(),
         })
     }
 
@@ -56,8 +62,16 @@ impl TensorStream {
     /// `Poll::Ready` is what [`next`](Iterator::next) would give, with `None` at the end. No waker
     /// is kept: ask again.
     pub fn next_timeout(&mut self, timeout: Duration) -> Poll<Option<Result<Tensor>>> {
+        self.look();
         let taken = self.delivery.take_within(timeout);
         taken.map(|parcel| self.unpack(parcel))
+    }
+
+    fn look(&mut self) {
+        if self.looked.elapsed() >= GLANCE {
+            self.running.look_for_changes();
+            self.looked = Instant::now();
+        }
     }
 
     fn unpack(&mut self, parcel: Option<Result<Parcel>>) -> Option<Result<Tensor>> {
@@ -76,6 +90,7 @@ impl Iterator for TensorStream {
     type Item = Result<Tensor>;
 
     fn next(&mut self) -> Option<Self::Item> {
+        self.look();
         let parcel = self.delivery.take();
         self.unpack(parcel)
     }
@@ -90,6 +105,7 @@ impl Stream for TensorStream {
     type Item = Result<Tensor>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        self.look();
         let polled = self.delivery.poll_take(context);
         polled.map(|parcel| self.unpack(parcel))
     }

@@ -85,20 +85,8 @@ impl Schedule {
         &self.decision
     }
 
-    /// Memory in bytes that holding everything at once takes, mappings of files left out.
-    pub(crate) fn memory_bytes(&self) -> u64 {
-        self.own_regions().map(|region| region.charge).sum()
-    }
-
-    /// The part that takes the most memory, mappings of files left out: whoever takes part after
-    /// part needs as much for it at once.
-    pub(crate) fn largest_region(&self) -> Option<&RegionSpec> {
-        self.own_regions().max_by_key(|region| region.charge)
-    }
-
-    fn own_regions(&self) -> impl Iterator<Item = &RegionSpec> {
-        let own = |region: &&RegionSpec| region.origin == Origin::Arena;
-        self.regions.iter().filter(own)
+    pub(crate) fn regions(&self) -> &[RegionSpec] {
+        &self.regions
     }
 
     /// Requests, bytes, memory and the decision: as text through `Display`, as JSON through serde.

@@ -98,6 +98,26 @@ fn a_file_with_another_time_is_refused() {
 }
 
 #[test]
+fn a_stream_tells_of_a_change_with_the_next_tensor() {
+    let sample = sample();
+    let mut stream = sample.checkpoint.loader().budget(1).stream().unwrap();
+    stream.next().unwrap().unwrap();
+    for at in 0..2 {
+        let file = OpenOptions::new()
+            .append(true)
+            .open(sample.path(at))
+            .unwrap();
+        file.set_modified(SystemTime::now() + Duration::from_secs(5))
+            .unwrap();
+    }
+    // Longer than the files are believed to stay as they are.
+    std::thread::sleep(Duration::from_millis(100));
+    let error = stream.next().unwrap().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::SourceChanged);
+    assert!(stream.next().is_none());
+}
+
+#[test]
 fn a_file_that_has_gone_is_not_found() {
     refused("deleted", &[ErrorKind::NotFound], |path| {
         std::fs::remove_file(path).unwrap()

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use pyo3::prelude::*;
 use serde::Serialize;
-use tensora::converters::{Conversion, ConvertOptions};
+use tensora::converters::{Conversion, ConvertOptions, SingleFile};
 use tensora::formats::serverlessllm::Dialect;
 use tensora::hf_model::{Client, Pull};
 use tensora::integrity::{self, CompareOptions, HashOptions, Manifest, VerifyOptions};
@@ -156,17 +156,20 @@ pub fn hash(
     let options = hashing(backend, memory_budget)?;
     let token = options.cancel.clone();
     let entries = interruptible(py, &token, || {
+        let is_ours = Manifest::is_begun_by;
+        let place = manifest.map(|path| SingleFile::for_report(path, "manifest", is_ours));
+        let place = place.transpose()?;
         let path = find(&name, revision, &token, |pull| pull.layout(layout))?;
         let opened = crate::checkpoint::open(path, layout)?;
-        let entries = integrity::hash(&opened, &options, &|bytes| tell(&progress, bytes))?;
-        match manifest {
-            None => Ok(entries),
-            Some(path) => {
-                let manifest = Manifest::new(entries);
-                manifest.write(path)?;
-                Ok(manifest.tensors)
-            }
+        if let Some(place) = &place {
+            place.refuse_part_of(&opened)?;
         }
+        let entries = integrity::hash(&opened, &options, &|bytes| tell(&progress, bytes))?;
+        let manifest = Manifest::new(entries);
+        if let Some(place) = place {
+            manifest.write_to(place)?;
+        }
+        Ok(manifest.tensors)
     })?;
     Ok(json(&entries))
 }

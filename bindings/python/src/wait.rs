@@ -4,7 +4,7 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
 use pyo3::prelude::*;
-use tensora::CancelToken;
+use tensora::{CancelToken, ErrorKind};
 
 use crate::errors::checked;
 
@@ -38,10 +38,19 @@ pub fn interruptible<T: Send>(
     let outcome = py.detach(|| {
         std::thread::scope(|scope| {
             let (send, receive) = channel();
-            let worker = scope.spawn(move || {
+            let worker = std::thread::Builder::new().spawn_scoped(scope, move || {
                 // The receiver is there until this thread was joined.
                 let _ = send.send(work());
             });
+            let worker = match worker {
+                Ok(worker) => worker,
+                Err(error) => {
+                    let what = "cannot start a thread";
+                    return Ok(Err(tensora::Error::new(ErrorKind::Io, what)
+                        .because(error)
+                        .help("raise the limit on processes and threads (ulimit -u)")));
+                }
+            };
             loop {
                 match receive.recv_timeout(GLANCE) {
                     Ok(result) => return Ok(result),
