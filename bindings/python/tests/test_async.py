@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 from pathlib import Path
 from typing import Any
@@ -134,3 +135,41 @@ def test_a_dtype_that_numpy_lacks_is_raised(tmp_path: Path) -> None:
 
     with pytest.raises(tensora_py.DtypeError, match="F6_E2M3"):
         asyncio.run(first())
+
+
+def test_an_iterator_goes_on_after_what_a_framework_cannot_have(tmp_path: Path) -> None:
+    path = write_safetensors(
+        tmp_path / "m.safetensors", {"a": stored("F4", (4,)), "w": stored("F32", (2,))}
+    )
+
+    async def names() -> list[str | None]:
+        found: list[str | None] = []
+        async with tensora_py.aiter_tensors(path, framework="numpy") as tensors:
+            while True:
+                try:
+                    found.append((await anext(tensors))[0])
+                except tensora_py.DtypeError as error:
+                    found.append(error.tensor)
+                except StopAsyncIteration:
+                    return found
+
+    assert sorted(asyncio.run(names()), key=str) == ["a", "w"]
+
+
+def test_a_load_that_is_cancelled_twice_ends_before_its_task(tmp_path: Path) -> None:
+    path = sparse(tmp_path / "m.safetensors", "U8", {"w": (roomy(2 << 30),)})
+    told: list[object] = []
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, what: told.append(what))
+        task = asyncio.ensure_future(tensora_py.aload(path, framework="dlpack"))
+        await asyncio.sleep(0.05)
+        task.cancel()
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    gc.collect()
+    assert not told

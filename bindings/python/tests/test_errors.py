@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pickle
@@ -252,3 +253,30 @@ try:
 except RuntimeError as error:
     print("RuntimeError", type(error).__name__, error.kind, error)
 """
+
+
+def test_a_process_that_may_have_no_more_threads_is_told(tmp_path: Path) -> None:
+    path = write_safetensors(tmp_path / "m.safetensors", {"w": stored("U8", (4,))})
+    tmp_path.chmod(0o755)
+    out = run(
+        """
+        import os, resource, sys, tensora_py
+        if os.getuid() == 0:
+            os.setgid(65534)
+            os.setuid(65534)
+        resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
+        for use in (tensora_py.open, lambda path: tensora_py.load(path, framework="dlpack")):
+            try:
+                use(sys.argv[1])
+            except tensora_py.TensoraError as error:
+                print(error.kind)
+        """,
+        path,
+    )
+    assert out.split() == ["Io", "Io"]
+
+
+def test_what_is_not_there_has_a_number_and_says_what_was_tried(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError) as caught:
+        tensora_py.open(tmp_path / "no")
+    assert caught.value.errno == errno.ENOENT

@@ -341,3 +341,14 @@ def test_torch_puts_tensors_on_devices(shards: Path, device: str) -> None:
 def test_a_device_that_is_not_there_is_an_error(tiny: Path) -> None:
     with pytest.raises(tensora_py.InvalidArgumentError, match="device is 'nowhere'"):
         tensora_py.load(tiny, device="nowhere")
+
+
+@pytest.mark.torch
+def test_the_default_device_of_torch_is_not_that_of_what_is_loaded(tmp_path: Path) -> None:
+    import torch
+
+    tensors = {"empty": stored("F32", (0, 3)), "w": stored("F32", (2, 3))}
+    path = write_safetensors(tmp_path / "m.safetensors", tensors)
+    with torch.device("meta"):
+        loaded = tensora_py.load(path)
+    assert {tensor.device.type for tensor in loaded.values()} == {"cpu"}

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import os
+import pickle
+import time
 from pathlib import Path
 
 import numpy as np
@@ -135,3 +139,27 @@ def test_published_bytes_are_read_as_they_are(tmp_path: Path) -> None:
     assert {n: bytes(t) for n, t in tensora_py.iter_tensors(folder, framework="dlpack")} == {
         name: tensor.data for name, tensor in oracle.items()
     }
+
+
+def test_a_failure_is_told_again(tmp_path: Path) -> None:
+    path = write_safetensors(
+        tmp_path / "m.safetensors", {f"w{i}": stored("U8", (1 << 20,)) for i in range(8)}
+    )
+    tensors = tensora_py.iter_tensors(path, framework="dlpack", memory_budget=1 << 20)
+    next(tensors)
+    os.utime(path, ns=(1, 1))
+    time.sleep(0.1)
+    for _ in range(3):
+        with pytest.raises(tensora_py.LoadError) as caught:
+            next(tensors)
+        assert caught.value.kind == "SourceChanged"
+    tensors.close()
+
+
+def test_an_iterator_is_not_copied(shards: Path) -> None:
+    tensors = tensora_py.iter_tensors(shards, framework="dlpack")
+    for use in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="copied or pickled"):
+            use(tensors)
+    gc.collect()
+    assert len(list(tensors)) == len(tensora_py.open(shards))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -139,3 +141,41 @@ def test_a_string_shows_name_dtype_and_shape(tiny: Path) -> None:
     tensor = tensora_py.load(tiny, framework="dlpack")["w"]
     assert repr(tensor) == 'Tensor("w", F32, [2])'
     assert tensor.data_ptr % 4 == 0
+
+
+def test_a_load_is_whole_while_files_are_replaced(tmp_path: Path) -> None:
+    """Whoever replaces a file by another one leaves it whole at every moment."""
+    path = tmp_path / "m.safetensors"
+    versions = [{f"w{i}": np.full(1 << 18, value, "f4") for i in range(4)} for value in (1, 2)]
+    tensora_py.save(versions[0], path)
+    done = threading.Event()
+
+    def write() -> None:
+        while not done.is_set():
+            for version in versions:
+                tensora_py.save(version, path)
+                time.sleep(0.02)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        for _ in range(40):
+            tensors = tensora_py.load(path, framework="numpy")
+            assert (
+                len({float(value) for tensor in tensors.values() for value in tensor[::4096]}) == 1
+            )
+    finally:
+        done.set()
+        writer.join()
+
+
+def test_what_memory_cannot_hold_is_refused_by_every_backend(tmp_path: Path, backend: str) -> None:
+    path = sparse(tmp_path / "huge.safetensors", "U8", {"w": (1 << 42,)})
+    with pytest.raises(tensora_py.OutOfMemoryError) as caught:
+        tensora_py.load(path, framework="dlpack", backend=backend)
+    assert caught.value.path == str(path) and str(1 << 42) in str(caught.value)
+    with pytest.raises(tensora_py.TensorNotFoundError) as missing:
+        tensora_py.load(path, framework="dlpack", names=["x"])
+    assert missing.value.path == str(path)
+    with tensora_py.open(path, framework="dlpack") as checkpoint:
+        assert checkpoint.get_slice("w")[:3].shape == (3,)

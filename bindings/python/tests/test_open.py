@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections.abc
 import gc
+import pickle
 import weakref
 from pathlib import Path
 from typing import Any
@@ -191,3 +192,12 @@ def test_checkpoints_are_compared_by_identity(shards: Path) -> None:
     assert checkpoint == checkpoint and checkpoint != other
     assert len({checkpoint, other}) == 2
     assert not isinstance(checkpoint, collections.abc.Mapping)
+
+
+def test_a_checkpoint_is_pickled_as_its_path(shards: Path, model: dict[str, Stored]) -> None:
+    with tensora_py.open(shards, framework="dlpack", backend="sync") as checkpoint:
+        again = pickle.loads(pickle.dumps(checkpoint))
+    assert again.path == str(shards) and again.layout == "safetensors"
+    assert bytes(again["scalar"]) == model["scalar"].data
+    with pytest.raises(tensora_py.InvalidArgumentError, match="closed"):
+        pickle.dumps(checkpoint)

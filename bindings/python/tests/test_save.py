@@ -361,3 +361,39 @@ def test_gradients_and_conjugates_are_saved_as_their_values():
     loaded = safetensors.numpy.load(data)
     assert loaded["w"].tolist() == [0, 1, 2]
     assert loaded["c"].tolist() == [1 - 2j]
+
+
+@pytest.mark.torch
+def test_torch_tensors_whose_memory_is_gone_are_refused(tmp_path):
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    freed = torch.ones(1000)
+    freed.untyped_storage().resize_(0)
+    short = torch.ones(1000)
+    short.untyped_storage().resize_(40)
+    with FakeTensorMode():
+        fake = torch.ones(1000)
+    for value in (freed, short, fake):
+        with pytest.raises(tp.InvalidArgumentError, match="'x'"):
+            tp.save({"x": value}, tmp_path / "a")
+
+    def inside(value):
+        with pytest.raises(tp.InvalidArgumentError, match="'x'"):
+            tp.save({"x": value}, tmp_path / "a")
+        return value
+
+    torch.func.functionalize(inside)(torch.ones(1000))
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_pipe_that_nobody_reads_is_an_error(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(tp.TensoraError, match="nobody has read"):
+        tp.save({"a": np.zeros(1)}, tmp_path / "pipe")
+
+
+def test_a_header_that_is_too_long_has_the_path_of_the_file(tmp_path):
+    with pytest.raises(tp.InvalidArgumentError) as caught:
+        tp.save({"a": np.zeros(1)}, tmp_path / "a", metadata={"long": "x" * (100 << 20)})
+    assert caught.value.path == str(tmp_path / "a") and "metadata" in str(caught.value)

@@ -267,3 +267,21 @@ def test_a_path_wins_over_a_model(cache: Path, tmp_path: Path, layout: str) -> N
     write_layout(tmp_path / "org" / "name", layout, tensors)
     assert tensora_py.open(ID).layout == layout
     assert not cache.exists()
+
+
+def test_a_manifest_takes_the_place_of_nothing_but_manifests(folder: Path, tmp_path: Path) -> None:
+    notes = tmp_path / "notes.json"
+    notes.write_text("[1]")
+    files = [path for path in folder.iterdir() if path.is_file()]
+    link = tmp_path / "link"
+    link.symlink_to(files[0])
+    for path in [*files, notes, link]:
+        before = path.read_bytes()
+        with pytest.raises(tensora_py.InvalidArgumentError) as caught:
+            tensora_py.hash(folder, manifest=path)
+        assert caught.value.path is not None
+        assert path.read_bytes() == before
+    manifest = tmp_path / "manifest.json"
+    for _ in range(2):
+        tensora_py.hash(folder, manifest=manifest)
+    assert tensora_py.verify(folder, manifest=manifest)["ok"]

@@ -32,7 +32,7 @@ from ._layouts import (
     save_safetensors,
     save_safetensors_bytes,
 )
-from ._load import TensorIterator, aiter_tensors, aload, iter_tensors, load
+from ._load import AsyncTensorIterator, TensorIterator, aiter_tensors, aload, iter_tensors, load
 from ._native import Tensor
 from ._save import save, save_bytes
 from ._tools import capabilities, convert, diff, hash, pull, verify
@@ -42,6 +42,7 @@ __version__ = "0.1.0"
 __all__ = [
     "AccessError",
     "ArgumentTypeError",
+    "AsyncTensorIterator",
     "CancelledError",
     "Checkpoint",
     "CheckpointNotFoundError",

@@ -315,10 +315,19 @@ class Checkpoint:
         [tensor] = native.map(asked) if lazily else native.load(asked)
         return tensor
 
+    def __reduce__(self) -> Any:
+        # Opened again, as in the workers of a data loader.
+        device = self._device if self._device == "cpu" else str(self._device)
+        return _reopened, (self.path, self._backend, self._framework, device, self.layout)
+
     def __repr__(self) -> str:
         if self._native is None:
             return "Checkpoint(closed)"
         return f"Checkpoint({self.path!r}, {self.layout}, {len(self)} tensors)"
+
+
+def _reopened(path: str, backend: str, framework: str, device: Any, layout: str) -> Checkpoint:
+    return open(path, backend=backend, framework=framework, device=device, layout=layout)
 
 
 def open(

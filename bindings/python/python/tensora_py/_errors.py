@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from errno import ENOENT
 
 __all__ = [
     "ArgumentTypeError",
@@ -149,6 +150,8 @@ def make(
     error.path = None if path is None else os.fspath(path)
     error.tensor = tensor
     if isinstance(error, OSError):
-        error.errno = errno
+        # Also where no call of the system has failed.
+        missing = ENOENT if cls is CheckpointNotFoundError else None
+        error.errno = missing if errno is None else errno
         error.filename = error.path
     return error

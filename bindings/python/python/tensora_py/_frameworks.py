@@ -173,7 +173,7 @@ def _torch(device: Any) -> Wrap:
             shape = (*shape[:-1], shape[-1] // 2)
         try:
             if not len(tensor):
-                made = empty(shape, dtype=dtype)
+                made = empty(shape, dtype=dtype, device="cpu")
             elif len(shape) == 1:
                 made = frombuffer(tensor, dtype=dtype)
             else:

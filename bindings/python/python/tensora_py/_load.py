@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import os
-from collections.abc import AsyncIterator, Iterable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
 from . import _frameworks, _native
 from ._arguments import check
 from ._checkpoint import Slices, open_native, request
-from ._errors import OutOfMemoryError
+from ._errors import LoadError, OutOfMemoryError, TensoraError
 from ._progress import Progress
 from ._slices import Window
 
 BATCH = 64
 """Tensors that are taken at a time where many are ready."""
+
+ATTEMPTS = 5
+"""How often a load is tried while files are replaced."""
 
 DEFAULT_BUDGET = 512 << 20
 """Bytes that an iterator holds in flight and not yet taken where nothing is said: 512 MiB."""
@@ -141,6 +146,7 @@ class TensorIterator:
         self._job = job
         self._wrap = wrap
         self._stream = job.stream()
+        self._failure: TensoraError | None = None
         self._bar = Progress(job.nbytes() if progress else None)
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:
@@ -148,9 +154,16 @@ class TensorIterator:
 
     def __next__(self) -> tuple[str, Any]:
         # One at a time: what was taken no longer counts against the budget.
-        taken = self._stream.take(1)
+        try:
+            taken = self._stream.take(1)
+        except TensoraError as error:
+            # Told again to whoever asks again: it is no end.
+            self._failure = error
+            raise
         if not taken:
             self.close()
+            if self._failure is not None:
+                raise self._failure
             raise StopIteration
         [tensor] = taken
         del taken
@@ -166,6 +179,9 @@ class TensorIterator:
     def __del__(self) -> None:
         if hasattr(self, "_bar"):
             self.close()
+
+    def __reduce__(self) -> Any:
+        raise TypeError("an iterator over tensors cannot be copied or pickled; make another one")
 
     def __len__(self) -> int:
         return self._stream.remaining()
@@ -198,10 +214,17 @@ async def aload(path_or_id: str | os.PathLike[str], **options: Any) -> dict[str,
         made = await asyncio.shield(work)
     except asyncio.CancelledError:
         cancel.cancel()
-        await asyncio.wait([work])
+        await _ended(work)
         work.exception()  # It is known why.
         raise
     return _frameworks.told(made)
+
+
+async def _ended(work: asyncio.Future[Any]) -> None:
+    """Waits for it, however often the task is cancelled meanwhile."""
+    while not work.done():
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait([work])
 
 
 def _loaded(
@@ -216,14 +239,21 @@ def _loaded(
     """What `load` gives, before anybody is told of what was left out."""
     check(progress=progress, memory_budget=memory_budget)
     wrap = _frameworks.wrapper(framework, device)
-    job = _Job(path_or_id, **options)
-    job.refuse_beyond(memory_budget)
-    return job.load(wrap, progress, moves=str(device) != "cpu")
+    if isinstance(options["names"], Iterator):
+        options["names"] = list(options["names"])
+    for left in reversed(range(ATTEMPTS)):
+        job = _Job(path_or_id, **options)
+        job.refuse_beyond(memory_budget)
+        try:
+            return job.load(wrap, progress, moves=str(device) != "cpu")
+        except LoadError as error:
+            # Somebody has saved over it: what is there now may be whole.
+            if error.kind != "SourceChanged" or not left:
+                raise
+    raise AssertionError("the last attempt returns or raises")
 
 
-async def aiter_tensors(
-    path_or_id: str | os.PathLike[str], **options: Any
-) -> AsyncIterator[tuple[str, Any]]:
+def aiter_tensors(path_or_id: str | os.PathLike[str], **options: Any) -> AsyncTensorIterator:
     """As `iter_tensors`, for asyncio: ``async for name, tensor in aiter_tensors(...)``.
 
     Args:
@@ -233,18 +263,61 @@ async def aiter_tensors(
     Raises:
         TensoraError: as `iter_tensors` does.
     """
-    loop = asyncio.get_running_loop()
-    tensors = await loop.run_in_executor(None, partial(iter_tensors, path_or_id, **options))
-    step = partial(next, tensors, None)
-    try:
-        while True:
-            item = await loop.run_in_executor(None, step)
-            if item is None:
-                return
-            yield item
-    finally:
-        # What is in flight ends within a read; a thread of the pool may still be waiting for it.
-        await loop.run_in_executor(None, tensors.close)
+    asked = inspect.signature(iter_tensors).bind(path_or_id, **options)
+    return AsyncTensorIterator(partial(iter_tensors, *asked.args, **asked.kwargs))
+
+
+class AsyncTensorIterator:
+    """Iterates over names and tensors on asyncio's loop, as `TensorIterator` does without; the files
+    are opened with the first one. Leaving its ``async with``, or `aclose`, ends the load."""
+
+    def __init__(self, start: Callable[[], TensorIterator]) -> None:
+        self._start = start
+        self._starting = threading.Lock()
+        self._tensors: TensorIterator | None = None
+        self._closed = False
+
+    def __aiter__(self) -> AsyncTensorIterator:
+        return self
+
+    async def __anext__(self) -> tuple[str, Any]:
+        if self._closed:
+            raise StopAsyncIteration
+        work = asyncio.get_running_loop().run_in_executor(None, self._next)
+        try:
+            item = await asyncio.shield(work)
+        except asyncio.CancelledError:
+            work.add_done_callback(lambda done: done.exception())  # It is known why.
+            await self.aclose()
+            if self._tensors is not None:
+                await _ended(work)
+            raise
+        if item is None:
+            raise StopAsyncIteration
+        return item
+
+    def _next(self) -> tuple[str, Any] | None:
+        with self._starting:
+            if self._tensors is None and not self._closed:
+                tensors = self._start()
+                if self._closed:
+                    # Nobody waits for it any more: to open may take a download.
+                    tensors.close()
+                self._tensors = tensors
+        return None if self._tensors is None else next(self._tensors, None)
+
+    async def __aenter__(self) -> AsyncTensorIterator:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Ends the load and waits for the reads in flight. The iterator is at its end then."""
+        self._closed = True
+        if self._tensors is not None:
+            loop = asyncio.get_running_loop()
+            await _ended(loop.run_in_executor(None, self._tensors.close))
 
 
 class _Job:

@@ -113,7 +113,7 @@ def _torch(name: str, value: Any, torch: Any) -> Entry:
             )
         shape[-1] *= 2
     nbytes = value.numel() * value.element_size()
-    start = value.data_ptr() if nbytes else 0
+    start = _address(name, value, nbytes) if nbytes else 0
     span = (str(value.device), start, start + nbytes)
 
     def take() -> Taken:
@@ -121,9 +121,25 @@ def _torch(name: str, value: Any, torch: Any) -> Entry:
         kept = value.detach().resolve_conj().resolve_neg().to("cpu").contiguous()
         if not nbytes:
             return b"", kept
-        return at_address(kept.data_ptr(), nbytes), kept
+        return at_address(_address(name, kept, nbytes), nbytes), kept
 
     return Entry(name, code, shape, span, take)
+
+
+def _address(name: str, value: Any, nbytes: int) -> int:
+    """Where the bytes of a contiguous tensor of torch lie, all of which must be there."""
+    try:
+        there = value.untyped_storage().nbytes() - value.storage_offset() * value.element_size()
+        address = int(value.data_ptr())
+    except (RuntimeError, NotImplementedError) as error:
+        raise _refused(name, f"torch does not give its memory: {error}") from None
+    if there < nbytes or not address:
+        raise _refused(
+            name,
+            f"it has {nbytes} bytes, of which its storage has {max(there, 0) if address else 0}; "
+            "its data was freed or is elsewhere (as FSDP does): gather it first",
+        )
+    return address
 
 
 def at_address(address: int, nbytes: int) -> memoryview:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import errno
 import os
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from .. import _native
 from .._checkpoint import request
-from .._errors import CheckpointNotFoundError
+from .._errors import CheckpointNotFoundError, LoadError
 from ._errors import SafetensorError, as_safetensors
+
+T = TypeVar("T")
 
 DESCRIPTORS = "/proc/self/fd"
 """Where Linux has the open files of a process under their numbers."""
@@ -76,16 +79,31 @@ class File:
             # No tensor can have this name, and no other string these quotes.
             return b'"__metadata__"' in file.read(length)
 
+    def using(self, use: Callable[[_native.Checkpoint], T]) -> T:
+        """What ``use`` makes of the file; again, where its name was given to another one meanwhile."""
+        native = self.native
+        try:
+            return use(native)
+        except LoadError as error:
+            now = self.native
+            if error.kind != "SourceChanged" or now is native:
+                raise
+            return use(now)
+
     def read(self, name: str, *, mapped: bool, index: Any = None) -> _native.Tensor:
         """A tensor, or a part of it, in memory that nobody else has."""
-        native = self.native
-        if index is None and mapped:
-            return native.tensor(name)
-        if index is None and native.info(name)[2] <= SHORT:
-            return native.read(name)
-        asked, _ = request(native, names=[name], slices=None if index is None else {name: index})
-        [tensor] = native.map(asked) if mapped else native.load(asked)
-        return tensor
+
+        def use(native: _native.Checkpoint) -> _native.Tensor:
+            if index is None and mapped:
+                return native.tensor(name)
+            if index is None and native.info(name)[2] <= SHORT:
+                return native.read(name)
+            slices = None if index is None else {name: index}
+            asked, _ = request(native, names=[name], slices=slices)
+            [tensor] = native.map(asked) if mapped else native.load(asked)
+            return tensor
+
+        return self.using(use)
 
 
 def _descriptor(path: str) -> int | None:

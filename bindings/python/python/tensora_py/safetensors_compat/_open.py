@@ -90,12 +90,14 @@ class safe_open:
     def get_tensors(self) -> dict[str, Any]:
         """All tensors by name."""
         with as_safetensors():
-            file = self._open.native
-            asked, _ = request(file)
             if self._move is not None:
-                return self._moving(file.stream(asked))
-            tensors = file.map(asked) if self._mapped else file.load(asked)
+                return self._open.using(lambda file: self._moving(file.stream(request(file)[0])))
+            tensors = self._open.using(self._all)
             return {tensor.name: self._wrap(tensor) for tensor in tensors}
+
+    def _all(self, file: _native.Checkpoint) -> list[_native.Tensor]:
+        asked, _ = request(file)
+        return file.map(asked) if self._mapped else file.load(asked)
 
     def _moving(self, stream: _native.Stream) -> dict[str, Any]:
         """Tensors that go elsewhere as they arrive, and leave the memory here."""
