@@ -50,15 +50,19 @@ impl LocalFile {
                 Error::new(ErrorKind::NotAFile, format!("this is {what}, not a file")).at(path),
             );
         }
-        let identity = identity_of(&metadata);
+        // What is opened counts: the name may be given to another file at any time.
+        let opened = descriptors.open(&path, Access::Buffered);
+        let opened = opened.map_err(|error| open_error(&path, error))?;
+        let identity = opened
+            .metadata()
+            .map_err(|error| Error::io("look at", &path, error))?;
         let file = Self {
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             path,
-            identity,
+            identity: identity_of(&identity),
             descriptors: Arc::clone(descriptors),
         };
-        file.descriptor(Access::Buffered)
-            .map_err(|error| open_error(&file.path, error))?;
+        descriptors.put(file.id, Access::Buffered, Arc::new(opened));
         Ok(file)
     }
 
@@ -74,13 +78,7 @@ impl LocalFile {
         if let Some(file) = self.descriptors.get(self.id, access) {
             return Ok(file);
         }
-        let file = match open(&self.path, access) {
-            Err(error) if is_out_of_descriptors(&error) => {
-                self.descriptors.clear();
-                open(&self.path, access)?
-            }
-            other => other?,
-        };
+        let file = self.descriptors.open(&self.path, access)?;
         let now = identity_of(&file.metadata()?);
         if now != self.identity {
             return Err(io::Error::other(Replaced));
@@ -249,6 +247,17 @@ impl DescriptorCache {
         let file = Arc::clone(&entry.2);
         open.push_back(entry);
         Some(file)
+    }
+
+    /// Opens a file, also where that takes the descriptors that are kept.
+    fn open(&self, path: &Path, access: Access) -> io::Result<File> {
+        match open(path, access) {
+            Err(error) if is_out_of_descriptors(&error) => {
+                self.clear();
+                open(path, access)
+            }
+            other => other,
+        }
     }
 
     fn put(&self, id: u64, access: Access, file: Arc<File>) {

@@ -100,7 +100,11 @@ pub fn read_exact_at(source: &dyn Source, offset: u64, into: &mut [u8]) -> Resul
             }
             Ok(n) => done += n,
             Err(error) if is_transient(&error) => {}
-            Err(error) => return Err(Error::io("read", source.path(), error)),
+            Err(error) => {
+                // That another file has its name says more than what became of the read.
+                source.check_unchanged()?;
+                return Err(Error::io("read", source.path(), error));
+            }
         }
     }
     Ok(())

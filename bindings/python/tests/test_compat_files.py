@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -66,6 +67,31 @@ def test_the_file_that_was_opened_is_read(path, backend, change, before):
             assert np.array_equal(file.get_tensors()["big"], OLD["big"])
         assert file.keys() == ["big", "small"] and file.metadata() == {"which": "old"}
     assert np.array_equal(part[1:, 2], OLD["small"][1:, 2])
+
+
+def test_every_handle_has_one_file_while_others_get_its_name(path, backend):
+    versions = [
+        {"big": np.full(100_000, value, "f4"), "small": np.full(9, value, "f4")} for value in (1, 2)
+    ]
+    done = threading.Event()
+
+    def write():
+        while not done.is_set():
+            for version in versions:
+                save_file(version, path)
+
+    save_file(versions[0], path)
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        for _ in range(60):
+            with safe_open(path, "np", backend=backend) as file:
+                arrays = [*file.get_tensors().values(), file.get_tensor("big")]
+                arrays += [file.get_tensor("small"), file.get_slice("big")[7:9]]
+                assert len({float(value) for array in arrays for value in array[::1024]}) == 1
+    finally:
+        done.set()
+        writer.join()
 
 
 def test_a_link_that_is_turned(path, backend):
