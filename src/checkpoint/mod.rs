@@ -232,13 +232,16 @@ impl Checkpoint {
     /// # Errors
     /// [`ErrorKind::NoSuchTensor`].
     pub fn require(&self, name: &str) -> Result<&TensorMeta> {
-        self.tensor(name).ok_or_else(|| {
-            let error = no_such_tensor(name, self.tensors());
-            match self.path().as_os_str().is_empty() {
-                true => error,
-                false => error.at(self.path()),
-            }
-        })
+        self.tensor(name)
+            .ok_or_else(|| self.located(no_such_tensor(name, self.tensors())))
+    }
+
+    /// An error about the checkpoint as a whole, with its path where it has one and the error none.
+    pub(crate) fn located(&self, error: Error) -> Error {
+        match error.path().is_none() && !self.path().as_os_str().is_empty() {
+            true => error.at(self.path()),
+            false => error,
+        }
     }
 
     /// Keys of the `__metadata__` that have another value in a later shard.

@@ -190,7 +190,7 @@ impl Loader {
         let named = self.named();
         let tensors = named.as_deref().unwrap_or(self.checkpoint.tensors());
         ReadPlan::from_parts(tensors, sources, &self.selection, &self.options)
-            .map_err(|error| self.at_checkpoint(error))
+            .map_err(|error| self.checkpoint.located(error))
     }
 
     /// The selected tensors where the selection is a few names, so that taking one by one out of
@@ -300,15 +300,6 @@ impl Loader {
         self
     }
 
-    /// An error about the checkpoint as a whole has its path.
-    fn at_checkpoint(&self, error: Error) -> Error {
-        let path = self.checkpoint.path();
-        match error.path().is_none() && !path.as_os_str().is_empty() {
-            true => error.at(path),
-            false => error,
-        }
-    }
-
     /// Everything at once, or under a budget the largest part. Mappings count where they are brought
     /// in: pages that are read and dropped again before the end are in nobody's hand.
     fn check_memory(
@@ -356,7 +347,7 @@ impl Loader {
             lent,
         )?;
         self.check_memory(&plan, &schedule, &facts.memory)
-            .map_err(|error| self.at_checkpoint(error))?;
+            .map_err(|error| self.checkpoint.located(error))?;
         let decision = schedule.decision();
         tracing::debug!(backend = %decision.backend, reason = %decision.reason, "load scheduled");
         Ok((plan, schedule))

@@ -39,14 +39,12 @@ class File:
             if descriptor is not None:
                 os.close(descriptor)
             raise
+        self._native = self.header
         if descriptor is not None:
             self._descriptor = descriptor
             self._status = os.fstat(descriptor)
-            if not self._has_name():
-                # Another one has got the name between the two.
-                with as_safetensors():
-                    self.header = _native.Checkpoint.open(self._place(), "safetensors", None, None)
-        self._native = self.header
+            # Another one may have got the name between the two.
+            self.header = self.native
 
     def __del__(self, close: Any = os.close) -> None:
         if self._descriptor is not None:
