@@ -4,6 +4,7 @@ use crate::checkpoint::Checkpoint;
 use crate::error::{Error, ErrorKind, Result};
 use crate::load::eager;
 use crate::plan::Selection;
+use crate::storage::job::failure::no_memory;
 use crate::storage::local::Access;
 use crate::storage::region::{Region, Tenancy};
 use crate::storage::{Source, read_exact_at};
@@ -140,8 +141,7 @@ impl<'a> Stretch<'a> {
         });
         read.map_err(|error| error.tensor(&*meta.name))?;
         let data = data.map_err(|error| {
-            let what = format!("cannot reserve {} bytes of memory", self.len);
-            Error::new(ErrorKind::OutOfMemory, what)
+            no_memory(self.len as u64)
                 .tensor(&*meta.name)
                 .because(error)
         })?;

@@ -74,7 +74,8 @@ pub(super) fn source_error(action: &str, source: &dyn Source, error: io::Error) 
     Error::io(action, source.path(), error)
 }
 
-pub(super) fn no_memory(bytes: u64) -> Error {
+/// The error where so many bytes of memory cannot be had.
+pub(crate) fn no_memory(bytes: u64) -> Error {
     let what = format!("cannot reserve {bytes} bytes of memory");
     Error::new(ErrorKind::OutOfMemory, what)
         .help("stream with a smaller budget, or select fewer tensors")

@@ -5,7 +5,7 @@
 //! passes finished tensors to the sink.
 #![allow(unsafe_code)]
 
-mod failure;
+pub(crate) mod failure;
 mod flight;
 mod memory;
 
